@@ -10,6 +10,7 @@
 * `trace`: the problems of a model's calls
 * `profile`, `profile_model`: what every algorithm costs
 * `convert`: a network's layers exchanged for those of `nn`, and back
+* `optimize`, `load_optimized`: a whole network for inference, as fast as it was found to be
 * `tuning`: measured rankings, tuned, exported and imported
 * `UnverifiedVersionWarning`: given once for a version of cuDNN or a GPU that was not verified
 * `models`, `analysis`: what else there is for whole models, and the reports
@@ -42,6 +43,8 @@ for _device in sorted(Path(__file__).parent.glob("devices/*.json")):
 
 # isort: split
 from torch_cudnn_ext import analysis, knobs, models, nn, ops, tuning
+from torch_cudnn_ext._optimize.optimize import load_optimized, optimize
+from torch_cudnn_ext._optimize.optimized import OptimizationReport, OptimizedModel
 from torch_cudnn_ext._warning import UnverifiedVersionWarning
 from torch_cudnn_ext._workload.recorder import trace
 from torch_cudnn_ext.analysis.explain import explain
@@ -67,9 +70,10 @@ _local_errata.load()
 _isolation.install()
 
 __all__ = [
-    "Pins", "Policy", "UnverifiedVersionWarning", "analysis", "apply_pins", "apply_rules",
-    "clear_pins", "convert", "declined", "disable", "enable", "enabled", "explain", "is_enabled",
-    "knobs", "last_decision", "load_pins", "load_rules", "models", "nn", "ops", "pinned", "profile",
+    "OptimizationReport", "OptimizedModel", "Pins", "Policy", "UnverifiedVersionWarning",
+    "analysis", "apply_pins", "apply_rules", "clear_pins", "convert", "declined", "disable",
+    "enable", "enabled", "explain", "is_enabled", "knobs", "last_decision", "load_optimized",
+    "load_pins", "load_rules", "models", "nn", "ops", "optimize", "pinned", "profile",
     "profile_model", "save_pins", "trace", "tuning", "when",
 ]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Text files, read and written as a whole."""
 
 import errno
+import json
 import os
 import stat
 import threading
@@ -99,3 +100,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def toml_string(text: str) -> str:
+    """A text as a string of TOML."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

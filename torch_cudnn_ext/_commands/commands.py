@@ -204,6 +204,36 @@ class Explain(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Optimize(Command):
+    """Make the fastest version of a network for inference, and tell how fast it is.
+
+    Batch norm is folded, convolutions take in sums and ReLU, all is tuned and captured in a CUDA
+    graph. The result is timed by turns with PyTorch's layers.
+    """
+
+    model: options.Model
+    tensors: options.Tensors
+    device: options.Device = None
+    constraints: options.Constraints
+    layout: str = option(
+        "keep", "--layout", "keep, contiguous, channels_last, or search for the faster of these."
+    )
+    cuda_graph: bool = option(True, "--cuda-graph/--no-cuda-graph", "Replay CUDA graphs.")
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            "--max-error",
+            help="An error if the results are worse than this, against float64, relative to the "
+            "largest.",
+        ),
+    ] = None
+    search: options.Search
+    save: str | None = option(
+        None, "--save", "Write a recipe for `load_optimized` to this file, without weights."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Info(Command):
     """Print versions, libraries, devices, and the backends with their numbers of algorithms."""
 
@@ -285,6 +315,7 @@ COMMANDS: dict[str, type[Command]] = {
     "tune": Tune,
     "coverage": Coverage,
     "explain": Explain,
+    "optimize": Optimize,
     "info": Info,
     "verify": Verify,
 }

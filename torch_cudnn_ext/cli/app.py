@@ -19,6 +19,7 @@ from torch_cudnn_ext.cli.coverage import coverage_command
 from torch_cudnn_ext.cli.explain import explain_command
 from torch_cudnn_ext.cli.info import info_command
 from torch_cudnn_ext.cli.listing import list_command
+from torch_cudnn_ext.cli.optimize import optimize_command
 from torch_cudnn_ext.cli.profile import profile_command
 from torch_cudnn_ext.cli.tune import tune_command
 from torch_cudnn_ext.cli.verify import verify_command
@@ -31,6 +32,7 @@ _RUN: dict[str, Callable[[typer.Context, Any], None]] = {
     "tune": tune_command,
     "coverage": coverage_command,
     "explain": explain_command,
+    "optimize": optimize_command,
     "info": info_command,
     "verify": verify_command,
 }

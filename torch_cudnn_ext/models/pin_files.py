@@ -4,7 +4,6 @@ A file has two tables of policy texts: ``[layers]`` by pattern of names, ``[prob
 Errors name the line of the file.
 """
 
-import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._files import read_text, write_text
+from torch_cudnn_ext._files import read_text, toml_string, write_text
 from torch_cudnn_ext._policy_text import check_mapping
 from torch_cudnn_ext.models.enable import check_rule, rule_text
 from torch_cudnn_ext.models.pins import Pins, check_fits_some, check_patterns, name_matcher
@@ -146,7 +145,7 @@ def _check_value(key: str, value: object) -> None:
 
 def _line(argument: str, table: str, key: str, text: str) -> str:
     """A line of a file; ValueError, which names the argument, if `load_pins` would not take it."""
-    line = f"{_toml_string(key)} = {_toml_string(text)}"
+    line = f"{toml_string(key)} = {toml_string(text)}"
     try:
         line.encode()  # raises for lone surrogates
         _check_line(table, key, text)
@@ -162,10 +161,6 @@ def _check_line(table: str, key: str, text: str) -> None:
     else:
         check_fits_some(text)
         name_matcher(key)
-
-
-def _toml_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 # Line numbers, which tomllib does not give.

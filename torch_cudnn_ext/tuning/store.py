@@ -176,7 +176,7 @@ def read_table(path: str | os.PathLike[str]) -> list[TableEntry]:
         if not line.strip():
             continue
         try:
-            entry = _checked_entry(_parsed(line))
+            entry = parse_entry(line)
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}, line {number}: {error}") from error
         entries[_key(entry)] = entry
@@ -210,10 +210,17 @@ def _key(entry: TableEntry) -> _Key:
 
 
 def _lines(entries: Iterable[TableEntry]) -> dict[_Key, str]:
-    return {
-        _key(one): json.dumps(one | {"measurements": finite_rows(one["measurements"])})
-        for one in entries
-    }
+    return {_key(one): entry_line(one) for one in entries}
+
+
+def entry_line(entry: TableEntry) -> str:
+    """An entry as a line of a file."""
+    return json.dumps(entry | {"measurements": finite_rows(entry["measurements"])})
+
+
+def parse_entry(line: str) -> TableEntry:
+    """The entry of a line; ValueError if it is none."""
+    return _checked_entry(_parsed(line))
 
 
 def _parsed(line: str) -> object:

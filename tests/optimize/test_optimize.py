@@ -1,0 +1,444 @@
+"""Whole networks made for inference: what they compute, what is refused, and what is told."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from conftest import needs_cuda
+from torch import Tensor, nn
+
+import torch_cudnn_ext as tce
+from torch_cudnn_ext._optimize import optimized
+from torch_cudnn_ext._optimize.recipe import Way
+from torch_cudnn_ext.cli.app import main
+
+BUDGET = {"time_budget_s": 0.2}
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+@pytest.fixture(autouse=True)
+def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which way is the fastest matters to no test here."""
+    monkeypatch.setattr("torch_cudnn_ext.bench.networks.SAMPLE_MS", 1.0)
+    monkeypatch.setattr("torch_cudnn_ext._optimize.optimize.ROUNDS_S", 0.1)
+
+
+def trained_like(model: nn.Module) -> nn.Module:
+    """A model whose batch norms have means, variances and weights as after training."""
+    torch.manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            assert module.running_mean is not None and module.running_var is not None
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            module.weight.data.uniform_(0.5, 1.5)
+            module.bias.data.normal_()
+    return model.eval()
+
+
+def check(fast: tce.OptimizedModel, model: nn.Module, *args: Any) -> None:
+    """Both ways of our layers give what the model gives."""
+    with torch.no_grad():
+        wanted = model(*args)
+    for way in (Way.optimized, Way.optimized_graph, fast.report.way):
+        torch.testing.assert_close(fast.run(way, *args), wanted, rtol=1e-4, atol=1e-4)
+
+
+class Block(nn.Module):
+    """Convolutions with batch norm, a sum and ReLU, written in one of several ways."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.conv1, self.norm1 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.conv2, self.norm2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        if self.kind == "iadd":
+            y += x
+            return self.relu(y)
+        if self.kind == "method":
+            return y.add(x).relu_()
+        if self.kind == "swapped":
+            return F.relu(x + y)
+        if self.kind == "into the input":
+            z = x * 1
+            z += y
+            return F.relu(z) + z
+        if self.kind == "broadcast":
+            return F.relu(y + x.mean((2, 3), keepdim=True))
+        if self.kind == "twice":
+            return F.relu(y + x) + y
+        return torch.relu(torch.add(y, x, alpha=2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "residual"),
+    [
+        ("iadd", True),
+        ("method", True),
+        ("swapped", True),
+        ("into the input", False),
+        ("broadcast", False),
+        ("twice", False),
+        ("alpha", False),
+    ],
+)
+def test_a_sum_and_relu_are_taken_in(kind: str, residual: bool, device: str) -> None:
+    model = trained_like(Block(kind)).to(device)
+    x = torch.randn(2, 4, 8, 8, device=device)
+    before = x.clone()
+    fast = tce.optimize(model, x, **BUDGET)
+    done = fast.report.rewrites
+    assert done.folded == ["conv1", "conv2"] and done.activated == ["conv1"]
+    assert done.residual == (["conv2"] if residual else [])
+    check(fast, model, x)
+    assert torch.equal(x, before)
+
+
+def test_the_model_is_not_changed(device: str) -> None:
+    model = Block("iadd").to(device)
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    classes = [type(m) for m in model.modules()]
+    fast = tce.optimize(model, torch.randn(2, 4, 8, 8, device=device), **BUDGET)
+    assert model.training and all(p.requires_grad for p in model.parameters())
+    assert [type(m) for m in model.modules()] == classes
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, state[name])
+    mine = {t.data_ptr() for t in model.parameters()}
+    assert not mine & {t.data_ptr() for t in fast.parameters()}
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU()),
+        (nn.ConvTranspose1d(3, 4, 3, bias=False), nn.BatchNorm1d(4)),
+        (nn.ConvTranspose1d(3, 6, 3, groups=3), nn.BatchNorm1d(6)),
+        (nn.Conv1d(3, 4, 3, padding_mode="reflect", padding=1), nn.BatchNorm1d(4), nn.ReLU()),
+        (nn.Dropout(), nn.Identity(), nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4, affine=False)),
+        (nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4, track_running_stats=False)),
+        (nn.Conv1d(3, 4, 9), nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5)),
+        (nn.Linear(9, 3), nn.BatchNorm1d(3)),  # over the second of three dimensions
+        (nn.Conv1d(3, 4, 3), nn.Softmax(1), nn.BatchNorm1d(4)),
+    ],
+    ids=lambda layers: "-".join(type(one).__name__ for one in layers),
+)
+def test_folding(layers: tuple[nn.Module, ...], device: str) -> None:
+    model = nn.Sequential(*layers)
+    for layer in layers:
+        if isinstance(layer, nn.BatchNorm1d) and layer.running_mean is not None:
+            assert layer.running_var is not None
+            layer.running_mean.normal_()
+            layer.running_var.uniform_(0.5, 2)
+    model = model.eval().to(device)
+    x = torch.randn(2, 3, 9, device=device)
+    fast = tce.optimize(model, x, **BUDGET)
+    check(fast, model, x)
+    norms = [i for i, one in enumerate(layers) if isinstance(one, nn.BatchNorm1d)]
+    before: Any = layers[norms[0] - 1]
+    is_folded = not (
+        getattr(before, "groups", 1) > 1
+        or isinstance(before, nn.Softmax)
+        or (isinstance(before, nn.Linear) and len(layers) == 2)
+        or layers[norms[0]].running_mean is None
+    )
+    assert fast.report.rewrites.folded == ([str(norms[0] - 1)] if is_folded else [])
+    assert fast.report.rewrites.removed == (
+        ["0", "1"]
+        if len(norms) == 1 and norms[0] == 3 and isinstance(layers[0], nn.Dropout)
+        else []
+    )
+
+
+class Branches(nn.Module):
+    """A module with control flow inside a network that can be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.first(x) if x.mean() > 0 else self.second(x)
+        return result
+
+
+def test_control_flow_is_kept(device: str) -> None:
+    model = nn.Sequential(Branches(), nn.BatchNorm2d(4), nn.ReLU()).eval().to(device)
+    x = torch.rand(2, 3, 8, 8, device=device)
+    fast = tce.optimize(model, x, **BUDGET)
+    assert list(fast.report.whole) == ["0"] and "0" in fast.report.cuda_graph
+    check(fast, model, x)
+    check(fast, model, -x)
+    whole = tce.optimize(Branches().eval().to(device), x, **BUDGET)
+    assert list(whole.report.whole) == [""] and "not traced: the model" in str(whole.report)
+
+
+class Odd(nn.Module):
+    """A network whose results are of many kinds, with a layer that is called twice."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor, scale: float = 2.0) -> Any:
+        y = self.norm(self.conv(self.norm(self.conv(x)))) * scale
+        if self.kind == "dict":
+            return {"y": y, "x": x}
+        if self.kind == "ordered":
+            return OrderedDict([("y", [y, (x, 3)])])
+        if self.kind == "named":
+            return Pair(y, None)
+        if self.kind == "random":
+            return y + torch.rand(3, 1, 1).to(y)
+        return y + torch.arange(3.0).to(y)[:, None, None]
+
+
+@pytest.mark.parametrize("kind", ["dict", "ordered", "named", "constant"])
+def test_results_have_the_models_containers(kind: str, device: str) -> None:
+    model = trained_like(Odd(kind)).to(device)
+    x = torch.randn(2, 3, 8, 8, device=device)
+    fast = tce.optimize(model, x, **BUDGET)
+    assert fast.report.rewrites.folded == [] and not fast.report.whole  # the layer is shared
+    wanted, got = model(x), fast(x)
+    assert type(got) is type(wanted)
+    check(fast, model, x)
+    check(fast, model, torch.randn(3, 3, 5, 6, device=device))
+    torch.testing.assert_close(fast(x, scale=3.0), model(x, scale=3.0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fast(x, 4.0), model(x, 4.0), rtol=1e-4, atol=1e-4)
+
+
+def test_random_tensors_of_a_forward_are_no_constants() -> None:
+    model = trained_like(Odd("random"))
+    x = torch.randn(2, 3, 8, 8)
+    state = torch.get_rng_state()
+    fast = tce.optimize(model, x, **BUDGET)
+    assert fast.report.whole == {"": "its forward makes random tensors"}
+    assert not torch.equal(fast(x), fast(x))
+    torch.set_rng_state(state)
+    first = fast(x)
+    torch.set_rng_state(state)
+    assert torch.equal(fast(x), first)
+
+
+@pytest.mark.parametrize("layout", ["keep", "contiguous", "channels_last", "search"])
+def test_layouts(layout: Any, device: str) -> None:
+    model = trained_like(Block("iadd")).to(device)
+    x = torch.randn(2, 4, 8, 8, device=device)
+    fast = tce.optimize(model, x, layout=layout, **BUDGET)
+    check(fast, model, x)
+    check(fast, model, x.to(memory_format=torch.channels_last))
+    assert fast.report.layout in (
+        (layout,) if layout != "search" else ("contiguous", "channels_last")
+    )
+    lines = [line for line, *_ in fast.report.problems if line.startswith("conv")]
+    wanted = {"contiguous": "nchw", "channels_last": "nhwc"}.get(fast.report.layout, "nchw")
+    assert lines and all(f":{wanted} w=" in line for line in lines)
+
+
+def test_complex_layers_and_hooks(device: str) -> None:
+    model = nn.Sequential(nn.Conv1d(2, 2, 3, dtype=torch.complex64)).to(device)
+    x = torch.randn(1, 2, 8, dtype=torch.complex64, device=device)
+    fast = tce.optimize(model, x, **BUDGET)
+    torch.testing.assert_close(fast.run(Way.optimized, x), model(x))
+    model = nn.Sequential(nn.Conv1d(2, 2, 3))
+    model[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="model: got hooks of 0.*wanted a model without hooks"):
+        tce.optimize(model, torch.randn(1, 2, 8))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"layout": "nhwc"}, "layout: got 'nhwc', wanted one of keep, contiguous"),
+        ({"on_new_shape": "guess"}, "on_new_shape: got 'guess', wanted one of heuristic"),
+        ({"max_error": 0}, "max_error: got 0, wanted a positive number"),
+        ({"max_error": 1e-12}, "max_error: the error of the results is .*, wanted at most 1e-12"),
+        ({"policy": "conv_fwd=cpu:direct"}, "policy: got the selection"),
+        ({"jobs": 0}, "jobs: got 0, wanted 1 or more"),
+    ],
+)
+def test_wrong_arguments(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tce.optimize(nn.Conv1d(2, 2, 3), torch.randn(1, 2, 8), **(BUDGET | given))
+
+
+def test_inputs_that_are_no_arguments() -> None:
+    with pytest.raises(TypeError, match="argument inputs: got dict, wanted a tensor or a tuple"):
+        tce.optimize(nn.Conv1d(2, 2, 3), {"input": torch.randn(1, 2, 8)})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="argument inputs: got no tensor"):
+        tce.optimize(nn.Conv1d(2, 2, 3), (1,))
+    with pytest.raises(TypeError, match="argument model"):
+        tce.optimize("model", torch.zeros(1))  # type: ignore[arg-type]
+
+
+def test_other_sizes_run_untuned_or_are_tuned(device: str) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3)).eval().to(device)
+    for word, why in (("heuristic", "heuristic"), ("autotune", "tuned")):
+        fast = tce.optimize(
+            model, torch.randn(2, 4, 8, 8, device=device), on_new_shape=word, **BUDGET
+        )
+        fast.run(Way.optimized, torch.randn(2, 4, 8, 8, device=device))
+        decision = tce.last_decision("conv_fwd")
+        assert decision is not None and decision.why.startswith(("cached", "unstable"))
+        fast.run(Way.optimized, torch.randn(3, 4, 9, 7, device=device))
+        decision = tce.last_decision("conv_fwd")
+        assert decision is not None and decision.why.startswith((why, "unstable"))
+        assert "3,4,9,7" in decision.problem
+
+
+def test_it_is_for_inference_alone() -> None:
+    fast = tce.optimize(nn.Conv1d(2, 2, 3), torch.randn(1, 2, 8), **BUDGET)
+    assert not fast(torch.randn(1, 2, 8, requires_grad=True)).requires_grad
+    assert fast.eval() is fast
+    with pytest.raises(RuntimeError, match=r"OptimizedModel.train: .* for inference"):
+        fast.train()
+
+
+def test_ours_does_not_run_if_it_is_slower_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Conv1d(2, 2, 3), nn.ReLU()).eval(), torch.randn(1, 2, 8)
+
+    def slower(self: Any, way: Way, *args: Any) -> Any:
+        import time
+
+        time.sleep(0.02 if way is Way.optimized else 0)
+        return run(self, way, *args)
+
+    run = optimized.OptimizedModel.run
+    with monkeypatch.context() as patch:
+        patch.setattr(optimized.OptimizedModel, "run", slower)
+        fast = tce.optimize(model, x, **BUDGET)
+    assert fast.report.way is Way.plain and "ours were slower" in str(fast.report)
+
+    def wrong(self: Any, way: Way, *args: Any) -> Any:
+        return run(self, way, *args) + (0 if way is Way.plain else 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimized.OptimizedModel, "run", wrong)
+        patch.setattr("torch_cudnn_ext._optimize.optimize._choose_way", lambda *_: None)
+        fast = tce.optimize(model, x, **BUDGET)
+    assert fast.report.way is Way.plain and "the error of ours" in str(fast.report)
+    torch.testing.assert_close(fast(x), model(x))
+
+
+@needs_cuda
+def test_graphs_are_kept_by_kind_and_their_results_are_the_callers() -> None:
+    model = trained_like(Block("iadd")).cuda()
+    x = torch.randn(2, 4, 8, 8, device="cuda")
+    fast = tce.optimize(model, x, **BUDGET)
+    assert fast.report.cuda_graph == "" and Way.optimized_graph in fast.report.times_ms
+    first = fast.run(Way.optimized_graph, x)
+    kept = first.clone()
+    fast.run(Way.optimized_graph, x + 1)
+    assert torch.equal(first, kept)
+    for batch in range(1, 12):
+        check(fast, model, torch.randn(batch, 4, 8, 8, device="cuda"))
+    with torch.autocast("cuda", torch.bfloat16):
+        assert fast.run(Way.optimized_graph, x).dtype == torch.bfloat16
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # a caller's own
+        y = fast.run(Way.optimized_graph, x)
+    graph.replay()
+    torch.testing.assert_close(y, first, rtol=1e-4, atol=1e-4)
+    double = fast.double()
+    torch.testing.assert_close(double(x.double()), model.double()(x.double()))
+
+
+class Waits(nn.Module):
+    """What no CUDA graph can hold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.nonzero(x > 0).shape[0]
+
+
+@needs_cuda
+def test_what_cannot_be_captured_runs_without_a_graph() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Waits()).cuda().eval()
+    x = torch.randn(2, 3, 8, 8, device="cuda")
+    with pytest.warns(UserWarning, match="without a CUDA graph"):
+        fast = tce.optimize(model, x, **BUDGET)
+    assert fast.report.cuda_graph and "no CUDA graph" in str(fast.report)
+    check(fast, model, x)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+def test_networks_of_torchvision(name: str, device: str) -> None:
+    model = trained_like(torchvision.models.get_model(name, weights=None)).to(device)
+    size = 64 if device == "cuda" else 32
+    x = torch.randn(2, 3, size, size, device=device)
+    fast = tce.optimize(model, x, time_budget_s=0.02)
+    with torch.no_grad():
+        wanted = model(x)
+    for way in (Way.optimized, Way.optimized_graph):
+        error = (fast.run(way, x) - wanted).abs().max() / wanted.abs().max()
+        assert error < 1e-3
+    assert not fast.report.whole and fast.report.rewrites.folded
+    assert fast.report.error is not None and fast.report.error < 1e-3
+
+
+def test_a_recipe_makes_the_network_again(tmp_path: Path, device: str) -> None:
+    model = trained_like(Block("iadd")).to(device)
+    x = torch.randn(2, 4, 8, 8, device=device)
+    fast = tce.optimize(model, x, policy="max_workspace=1MiB", **BUDGET)
+    file = tmp_path / "block.tce"
+    fast.save(file)
+    held = len(tce.tuning.entries())
+    tce.tuning.clear()
+    again = tce.load_optimized(file, model)
+    assert len(tce.tuning.entries()) == held
+    check(again, model, x)
+    assert len(tce.tuning.entries()) == held
+    assert again.report.rewrites == fast.report.rewrites and again.report.way is fast.report.way
+    other = trained_like(Block("iadd")).to(device)
+    other.conv1.weight.data.mul_(2)
+    check(tce.load_optimized(file, other), other, x)
+    with pytest.raises(ValueError, match="was made of another network"):
+        tce.load_optimized(file, Block("twice").to(device))
+    with pytest.raises(ValueError, match="was made of another network"):
+        tce.load_optimized(file, nn.Conv2d(4, 4, 3))
+
+
+def test_files_that_are_no_recipes(tmp_path: Path) -> None:
+    fast = tce.optimize(nn.Conv1d(2, 2, 3), torch.randn(1, 2, 8), **BUDGET)
+    file = tmp_path / "conv.tce"
+    fast.save(file)
+    text = file.read_text()
+    bad = [
+        text[: len(text) // 2], "", text.replace("format = 1", "format = 2"),
+        text.replace('"keep"', '"nhwc"'), text.replace('"heuristic"', "3"),
+        text.replace("folded = [", 'folded = [3, "x"'), text.replace('policy = "', 'policy = "x;'),
+        text.replace("cuda_graph = true", "cuda_graph = 1"), text + "more = 1\n",
+        text.replace("rankings = [", 'rankings = ["{}",'), "rewrites = 3",
+    ]  # fmt: skip
+    for wrong in bad:
+        file.write_text(wrong)
+        with pytest.raises(ValueError, match=r"conv.tce: got no recipe, wanted what .*save wrote"):
+            tce.load_optimized(file, nn.Conv1d(2, 2, 3))
+    with pytest.raises(OSError, match="missing.tce"):
+        tce.load_optimized(tmp_path / "missing.tce", nn.Conv1d(2, 2, 3))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own_net.py").write_text(
+        "import torch\ndef make():\n    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),"
+        " torch.nn.BatchNorm2d(4), torch.nn.ReLU())\n    return net, torch.randn(2, 3, 8, 8)\n"
+    )
+    file = tmp_path / "net.tce"
+    arguments = ["optimize", "--model", "own_net:make", "--device", "cpu", "--save", str(file)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        assert main([*arguments, "--time-budget", "0.2"]) == 0
+        assert "1 batch norms folded, 1 convolutions with ReLU" in capsys.readouterr().out
+        assert 'way = "' in file.read_text()
+        assert main([*arguments, "--layout", "x"]) == 2
+        assert "--layout: got 'x', wanted one of keep" in capsys.readouterr().err

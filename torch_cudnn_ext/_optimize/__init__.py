@@ -1,0 +1,1 @@
+"""Whole networks for inference: traced, folded, fused, tuned, and put into CUDA graphs."""

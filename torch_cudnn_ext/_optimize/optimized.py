@@ -1,0 +1,188 @@
+"""The module that `optimize` makes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch.nn import Module
+
+from torch_cudnn_ext._optimize.graphs import CaptureError, Graphs
+from torch_cudnn_ext._optimize.recipe import Recipe, Way
+from torch_cudnn_ext._optimize.rewriting import Rewrites
+from torch_cudnn_ext._warning import warn
+from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in
+
+
+@dataclass
+class OptimizationReport:
+    """What `optimize` did with a network.
+
+    Attributes:
+        network: The model's class.
+        rewrites: The layers that were removed, folded and fused.
+        whole: Modules whose code was not traced, by name (``""`` is the model), and why. Their
+            layers are exchanged one by one.
+        layout: The layout of images and filters.
+        cuda_graph: Why there is no CUDA graph; empty if there is one.
+        problems: Each problem with its algorithm, its time and that of PyTorch's kernel in
+            milliseconds; ``None`` for what was not measured.
+        times_ms: The median time of a call, for each way that was timed.
+        way: The way that runs.
+        ratio: The time of the best way with PyTorch's layers by that of the way that runs; above 1
+            is faster.
+        interval: The 95 % interval of ``ratio``.
+        error: The largest error of the results, relative to the largest element of the results in
+            float64; ``None`` if the network does not run in float64.
+        plain_error: The same of PyTorch's layers.
+        note: Why PyTorch's layers run, if they do.
+    """
+
+    network: str
+    rewrites: Rewrites
+    whole: dict[str, str]
+    layout: str
+    cuda_graph: str = ""
+    problems: list[tuple[str, str, float | None, float | None]] = field(default_factory=list)
+    times_ms: dict[Way, float] = field(default_factory=dict)
+    way: Way = Way.optimized
+    ratio: float = 1.0
+    interval: tuple[float, float] = (1.0, 1.0)
+    error: float | None = None
+    plain_error: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        """The report as text."""
+        done = self.rewrites
+        low, high = self.interval
+        lines = [f"{self.network}: {self.way.value}"]
+        if self.times_ms and not self.note:
+            lines[0] += f", {self.ratio:.2f} times as fast as PyTorch ({low:.2f} to {high:.2f})"
+        lines += [f"  {way.value}: {ms:.4g} ms" for way, ms in self.times_ms.items()]
+        lines += [self.note] if self.note else []
+        counts = [
+            (len(done.folded), "batch norms folded"),
+            (len(done.activated), "convolutions with ReLU"),
+            (len(done.residual), "convolutions with sum and ReLU"),
+            (len(done.removed), "layers removed"),
+        ]
+        told = ", ".join(f"{count} {text}" for count, text in counts if count)
+        lines.append(f"{told or 'nothing folded or fused'}; layout: {self.layout}")
+        lines += [f"not traced: {name or 'the model'}: {why}" for name, why in self.whole.items()]
+        if self.cuda_graph:
+            lines.append(f"no CUDA graph: {self.cuda_graph}")
+        if self.error is not None and self.plain_error is not None:
+            lines.append(f"largest error: {self.error:.2g}; of PyTorch: {self.plain_error:.2g}")
+        for problem, algorithm, ours, plain in self.problems:
+            times = "" if ours is None or plain is None else f"  {ours:.4g} ms ({plain:.4g} ms)"
+            lines.append(f"  {problem}  {algorithm}{times}")
+        return "\n".join(lines)
+
+
+class OptimizedModel(Module):
+    """A network for inference, made by `optimize`.
+
+    It takes the model's arguments and gives results of the model's types. It computes without
+    gradients, with the weights that the model had. With CUDA graphs each kind of inputs (shapes,
+    strides, dtypes) has a graph, of which the last 8 are kept; the results are the caller's own.
+
+    Attributes:
+        report: What was done, and how fast it is.
+
+    Example:
+        >>> fast = torch_cudnn_ext.optimize(torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 8, 8))
+        >>> fast(torch.randn(2, 3, 8, 8)).shape
+        torch.Size([2, 8, 6, 6])
+    """
+
+    def __init__(
+        self,
+        plain: Module,
+        tuned: Module,
+        untuned: Module,
+        recipe: Recipe,
+        report: OptimizationReport,
+    ) -> None:
+        """For `optimize` alone."""
+        super().__init__()
+        self._plain, self._tuned, self._untuned = plain, tuned, untuned
+        self._recipe = recipe
+        self._graphs = {way: Graphs(self._runner(way)) for way in Way if way.in_graph}
+        self.report = report
+        super().train(False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the model computes for these arguments."""
+        return self.run(self.report.way, *args, **kwargs)
+
+    def run(self, way: Way, *args: Any, **kwargs: Any) -> Any:
+        """The same, in one of the ways."""
+        with torch.no_grad():
+            tensors = tensors_in(args)
+            is_on_gpu = bool(tensors) and all(t.is_cuda for t in tensors)
+            if way.in_graph and is_on_gpu and not kwargs and not self.report.cuda_graph:
+                if not torch.cuda.is_current_stream_capturing():
+                    try:
+                        return self._graphs[way](*args)
+                    except CaptureError as error:
+                        self.report.cuda_graph = str(error)
+                        warn(f"optimize: calls run without a CUDA graph: {error}")
+            return self._runner(way)(*args, **kwargs)
+
+    def tuned_for(self, args: tuple[Any, ...]) -> None:
+        """Run the tuned layers for inputs of these shapes from now on."""
+        if (kind := _kind_of(args)) not in self._recipe.shapes:
+            self._recipe.shapes.append(kind)
+
+    def _runner(self, way: Way) -> Callable[..., Any]:
+        if way in (Way.plain, Way.plain_graph):
+            return self._plain
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            is_tuned = _kind_of((args, kwargs)) in self._recipe.shapes
+            module = self._tuned if is_tuned else self._untuned
+            return module(*map_tensors(self._recipe.in_layout, args), **kwargs)
+
+        return run
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation.
+
+        Raises:
+            RuntimeError: ``mode`` is true.
+        """
+        if mode:
+            raise RuntimeError(
+                "OptimizedModel.train: the network was optimized for inference; train the model "
+                "that it was made of"
+            )
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        for graphs in self._graphs.values():
+            graphs.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a recipe for `load_optimized`: what was done and measured, without weights.
+
+        Raises:
+            TypeError: ``path`` is no path.
+            OSError: The file cannot be written.
+        """
+        self._recipe.way = self.report.way
+        self._recipe.write(path, self.report.network, self.report.rewrites)
+
+    def extra_repr(self) -> str:
+        """The way that runs."""
+        return self.report.way.value
+
+
+def _kind_of(values: Any) -> str:
+    """The sizes and dtypes of the tensors among arguments, as a text."""
+    return " ".join(f"{t.dtype}{[*t.shape]}" for t in tensors_in(values))

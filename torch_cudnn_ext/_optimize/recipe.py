@@ -1,0 +1,178 @@
+"""What `optimize` found, without weights, and the file that keeps it."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torch_cudnn_ext._files import read_text, toml_string, write_text
+from torch_cudnn_ext._optimize.rewriting import Rewrites
+from torch_cudnn_ext.policy import text_for_all
+from torch_cudnn_ext.tuning.store import entries, entry_line, parse_entry
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import TableEntry
+
+LAYOUTS = ("keep", "contiguous", "channels_last")
+NEW_SHAPES = ("heuristic", "autotune")
+_FORMAT = 1
+
+
+class Way(StrEnum):
+    """A way to compute the network."""
+
+    plain = "PyTorch's layers"
+    plain_graph = "PyTorch's layers in a CUDA graph"
+    optimized = "optimized layers"
+    optimized_graph = "optimized layers in a CUDA graph"
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether calls replay CUDA graphs."""
+        return self in (Way.plain_graph, Way.optimized_graph)
+
+
+@dataclass
+class Recipe:
+    """How to make the network again.
+
+    Attributes:
+        policy: The constraints.
+        layout: Of images and filters.
+        on_new_shape: What layers do for other sizes than those of ``shapes``.
+        cuda_graph: Whether calls may replay CUDA graphs.
+        way: The way that was fastest.
+        shapes: The sizes and dtypes of the inputs that were tuned.
+        problems: The problems that were tuned.
+    """
+
+    policy: str
+    layout: str
+    on_new_shape: str
+    cuda_graph: bool
+    way: Way = Way.optimized
+    shapes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def in_layout(self, tensor: Tensor) -> Tensor:
+        """A tensor of images or filters in the layout, and any other as it is."""
+        if self.layout == "keep" or tensor.dim() not in (4, 5):
+            return tensor
+        if self.layout == "contiguous":
+            return tensor.contiguous()
+        last = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+        return tensor.contiguous(memory_format=last)
+
+    def write(self, path: str | os.PathLike[str], network: str, done: Rewrites) -> None:
+        """Write a file of TOML, which also holds the rankings of the problems.
+
+        Raises:
+            TypeError: ``path`` is no path.
+            OSError: The file cannot be written.
+        """
+        held = [e for e in entries() if e["problem"] in set(self.problems)]
+        lines = [
+            "# How torch_cudnn_ext.optimize made a network; load_optimized reads it.",
+            f"format = {_FORMAT}",
+            f"network = {toml_string(network)}",
+            f"policy = {toml_string(self.policy)}",
+            f"layout = {toml_string(self.layout)}",
+            f"on_new_shape = {toml_string(self.on_new_shape)}",
+            f"cuda_graph = {str(self.cuda_graph).lower()}",
+            f"way = {toml_string(self.way.name)}",
+            *_list_lines("shapes", self.shapes),
+            *_list_lines("problems", self.problems),
+            *_list_lines("rankings", [entry_line(e) for e in held]),
+            "",
+            "[rewrites]",
+        ]
+        for kind in fields(done):
+            lines += _list_lines(kind.name, getattr(done, kind.name))
+        write_text(path, "\n".join(lines) + "\n")
+
+
+@dataclass
+class RecipeFile:
+    """What a file holds."""
+
+    network: str
+    recipe: Recipe
+    rewrites: Rewrites
+    rankings: list[TableEntry]
+
+
+def read_recipe(path: str | os.PathLike[str]) -> RecipeFile:
+    """Read what `Recipe.write` wrote.
+
+    Raises:
+        TypeError: ``path`` is no path.
+        OSError: The file cannot be read.
+        ValueError: It is no recipe; the message says why.
+    """
+    text = read_text(path)
+    try:
+        return _parsed(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{os.fspath(path)}: got no recipe, wanted what OptimizedModel.save wrote: {error}"
+        ) from error
+
+
+def _parsed(table: dict[str, Any]) -> RecipeFile:
+    _check_keys(table, ("format", "network", "rankings", "rewrites", *_RECIPE), "a recipe")
+    if table["format"] != _FORMAT:
+        raise ValueError(f"format is {table['format']!r}, wanted {_FORMAT}")
+    for name, is_valid, wanted in _RULES:
+        if not is_valid(table[name]):
+            raise ValueError(f"{name} is {table[name]!r:.80}, wanted {wanted}")
+    rewrites = table["rewrites"]
+    names = [kind.name for kind in fields(Rewrites)]
+    if not isinstance(rewrites, dict):
+        raise ValueError(f"rewrites is {rewrites!r:.80}, wanted a table")
+    _check_keys(rewrites, names, "rewrites")
+    for name in names:
+        if not _is_texts(rewrites[name]):
+            raise ValueError(f"{name} is {rewrites[name]!r:.80}, wanted a list of texts")
+    recipe = Recipe(**{name: table[name] for name in _RECIPE} | {"way": Way[table["way"]]})
+    recipe.policy = text_for_all(recipe.policy)
+    rankings = [parse_entry(line) for line in table["rankings"]]
+    return RecipeFile(table["network"], recipe, Rewrites(**rewrites), rankings)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+_RECIPE = tuple(kind.name for kind in fields(Recipe))
+# Of a key: whether a value is right, and what is wanted.
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("network", _is_text, "a text"),
+    ("policy", _is_text, "a policy text"),
+    ("layout", LAYOUTS.__contains__, f"one of {', '.join(LAYOUTS)}"),
+    ("on_new_shape", NEW_SHAPES.__contains__, f"one of {', '.join(NEW_SHAPES)}"),
+    ("cuda_graph", lambda value: isinstance(value, bool), "true or false"),
+    ("way", [w.name for w in Way].__contains__, f"one of {', '.join(w.name for w in Way)}"),
+    ("shapes", _is_texts, "a list of texts"),
+    ("problems", _is_texts, "a list of texts"),
+    ("rankings", _is_texts, "a list of texts"),
+)
+
+
+def _check_keys(table: dict[str, Any], wanted: tuple[str, ...] | list[str], what: str) -> None:
+    if table.keys() != set(wanted):
+        raise ValueError(f"{what} has the keys {', '.join(table)}, wanted {', '.join(wanted)}")
+
+
+def _list_lines(name: str, texts: list[str]) -> list[str]:
+    return [f"{name} = [", *(f"    {toml_string(text)}," for text in texts), "]"]

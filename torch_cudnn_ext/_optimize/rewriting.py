@@ -1,0 +1,325 @@
+"""Rewrites of an inference graph: layers that do nothing, batch norm, and epilogues."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.nn import Module
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+from torch_cudnn_ext.models.classes import counterparts, exchange, obstacle
+from torch_cudnn_ext.ops.convolution_primitives import convolution
+
+_FORWARD = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+_NOTHING = (
+    torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d,
+    torch.nn.Dropout3d, torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout,
+)  # fmt: skip
+_DROPOUTS = (
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+)  # fmt: skip
+_RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
+_ADDS = (operator.add, operator.iadd, torch.add)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the graph alone does not tell of a layer's name and a node.
+
+    Attributes:
+        is_matrix: Whether the result of a linear layer has two dimensions.
+        adds_alike: Whether a sum adds two tensors of one shape and dtype.
+    """
+
+    is_matrix: Callable[[str, fx.Node], bool]
+    adds_alike: Callable[[str, fx.Node], bool]
+
+
+def facts_of_run() -> Facts:
+    """What a run with `torch.fx.passes.shape_prop` left in the nodes."""
+
+    def form(node: Any) -> tuple[Any, ...] | None:
+        meta = node.meta.get("tensor_meta")
+        return (meta.dtype, *meta.shape) if hasattr(meta, "shape") else None
+
+    def adds_alike(_name: str, add: fx.Node) -> bool:
+        forms = {form(node) for node in (add, *add.args)}
+        return len(forms) == 1 and None not in forms
+
+    return Facts(lambda _name, node: len(form(node) or ()) == 3, adds_alike)
+
+
+def facts_of(done: Rewrites) -> Facts:
+    """What a former rewriting of the same model found."""
+    return Facts(lambda name, _node: name in done.folded, lambda name, _add: name in done.residual)
+
+
+@dataclass
+class Rewrites:
+    """The names of the layers that were rewritten, as in the model.
+
+    Attributes:
+        removed: Layers that do nothing in inference.
+        folded: Layers that took in a batch norm.
+        activated: Convolutions with a ReLU after them.
+        residual: Convolutions with a sum and a ReLU after them.
+    """
+
+    removed: list[str] = field(default_factory=list)
+    folded: list[str] = field(default_factory=list)
+    activated: list[str] = field(default_factory=list)
+    residual: list[str] = field(default_factory=list)
+
+
+class ConvolutionAddReLU(Module):
+    """``relu(conv(x) + z)`` as one problem."""
+
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        """Compute it; ``z`` may also be broadcast."""
+        conv = self.conv
+        geometry = (conv.stride, conv.padding, conv.dilation)
+        if tuple(z.shape) != (x.shape[0], conv.out_channels, *self._pixels(x)):
+            return torch.relu(conv(x) + z)
+        options: dict[str, Any] = {"groups": conv.groups, "z": z, "beta": 1.0}
+        options["activation"] = "relu"
+        tensors = (x, conv.weight, conv.bias)
+        result: Tensor = conv._run_operator(convolution, *tensors, *geometry, **options)
+        return result
+
+    def _pixels(self, x: Tensor) -> list[int]:
+        conv = self.conv
+        parts = zip(
+            x.shape[2:], conv.kernel_size, conv.stride, conv.padding, conv.dilation, strict=True
+        )
+        return [
+            (size + 2 * pad - dil * (kernel - 1) - 1) // step + 1
+            for size, kernel, step, pad, dil in parts
+        ]
+
+
+def rewrite(graph: fx.GraphModule, facts: Facts) -> Rewrites:
+    """Rewrite a graph in place."""
+    done = Rewrites()
+    calls = _call_counts(graph)
+    for node in list(graph.graph.nodes):
+        _remove(graph, node, done)
+    for node in list(graph.graph.nodes):
+        _fold(graph, node, calls, facts, done)
+    for node in list(graph.graph.nodes):
+        _fuse(graph, node, calls, facts, done)
+    graph.graph.lint()  # type: ignore[no-untyped-call]
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return done
+
+
+def _call_counts(graph: fx.GraphModule) -> dict[Module, int]:
+    """How often each module is called, under whatever name."""
+    counts: dict[Module, int] = {}
+    for node in graph.graph.nodes:
+        if (module := _module(graph, node)) is not None:
+            counts[module] = counts.get(module, 0) + 1
+    return counts
+
+
+def _module(graph: fx.GraphModule, node: Any) -> Module | None:
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    return graph.get_submodule(str(node.target))
+
+
+def _remove(graph: fx.GraphModule, node: fx.Node, done: Rewrites) -> None:
+    """Removes a layer that returns its input."""
+    module = _module(graph, node)
+    is_off = node.op == "call_function" and node.target in _DROPOUTS and _is_off(node)
+    if not is_off and type(module) not in _NOTHING:
+        return
+    if len(node.all_input_nodes) != 1:
+        return
+    node.replace_all_uses_with(node.all_input_nodes[0])
+    graph.graph.erase_node(node)
+    done.removed.append(str(node.target) if module is not None else node.name)
+
+
+def _is_off(node: fx.Node) -> bool:
+    """Whether a function of dropout is called with a literal ``training=False``."""
+    given = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else None)
+    return given is False
+
+
+def _fold(
+    graph: fx.GraphModule,
+    node: fx.Node,
+    calls: dict[Module, int],
+    facts: Facts,
+    done: Rewrites,
+) -> None:
+    """Puts a batch norm into the layer before it."""
+    norm: Any = _module(graph, node)
+    if type(norm) not in _NORMS or norm.running_mean is None or len(node.args) != 1:
+        return
+    before: Any = node.args[0]
+    layer: Any = _module(graph, before)
+    if layer is None or calls[layer] != 1 or len(before.users) != 1 or len(before.args) != 1:
+        return
+    is_transposed = type(layer) in _TRANSPOSED
+    if type(layer) in _FORWARD or (is_transposed and layer.groups == 1):
+        channels = layer.out_channels
+    elif type(layer) is torch.nn.Linear and facts.is_matrix(str(before.target), before):
+        channels = layer.out_features
+    else:
+        return
+    if channels != norm.num_features or not layer.weight.is_floating_point():
+        return
+    _set(graph, before, _folded(layer, norm, is_transposed))
+    node.replace_all_uses_with(before)
+    graph.graph.erase_node(node)
+    done.folded.append(str(before.target))
+
+
+def _folded(layer: Any, norm: Any, is_transposed: bool) -> Module:
+    """The layer with the batch norm in it, computed in float64 and rounded once."""
+    wide, wide_norm = copy.deepcopy(layer).double(), copy.deepcopy(norm).double()
+    if isinstance(layer, torch.nn.Linear):
+        fused: Module = fuse_linear_bn_eval(wide, wide_norm)
+    else:
+        fused = fuse_conv_bn_eval(wide, wide_norm, is_transposed)
+    return fused.to(layer.weight.dtype).requires_grad_(False)
+
+
+def _fuse(
+    graph: fx.GraphModule,
+    node: fx.Node,
+    calls: dict[Module, int],
+    facts: Facts,
+    done: Rewrites,
+) -> None:
+    """Makes a convolution, a sum if there is one, and this ReLU one problem."""
+    if not _is_relu(graph, node):
+        return
+    (before,) = node.all_input_nodes
+    if len(before.users) != 1:
+        return
+    found, other = before, None
+    if before.op in ("call_function", "call_method") and _is_add(before):
+        found, other = _summand(graph, before, calls)
+        if found is None or not facts.adds_alike(str(found.target), before):
+            return
+    conv = _fusable(graph, found, calls)
+    if conv is None or len(found.users) != 1 or _changes_between(graph, found, node, before):
+        return
+    layer: Any = exchanged(conv)
+    arguments: tuple[fx.Node, ...] = (found.args[0],)  # type: ignore[assignment]
+    if other is None:
+        layer.activation = "relu"
+        done.activated.append(str(found.target))
+    else:
+        if not isinstance(conv.padding, tuple) or conv.padding_mode != "zeros":
+            return
+        layer, arguments = ConvolutionAddReLU(layer), (*arguments, other)
+        done.residual.append(str(found.target))
+    _set(graph, found, layer)
+    with graph.graph.inserting_before(node):
+        fused = graph.graph.call_module(str(found.target), arguments)
+    fused.meta = node.meta
+    node.replace_all_uses_with(fused)
+    for unused in dict.fromkeys((node, before, found)):
+        graph.graph.erase_node(unused)
+
+
+def exchanged(layer: Any) -> Module:
+    """A copy of a layer of ``torch.nn`` as one of this package, with the same tensors."""
+    ours = copy.copy(layer)
+    ours._parameters, ours._buffers = dict(layer._parameters), dict(layer._buffers)
+    exchange(ours, counterparts()[type(layer)])
+    return ours  # type: ignore[no-any-return]
+
+
+def _fusable(graph: fx.GraphModule, node: Any, calls: dict[Module, int]) -> Any:
+    layer = _module(graph, node)
+    if type(layer) not in _FORWARD or layer is None or len(node.args) != 1 or node.kwargs:
+        return None
+    is_kept = obstacle(layer, counterparts()[type(layer)]) or not layer.weight.is_floating_point()  # type: ignore[operator]
+    # A folded layer is new, and called once.
+    return None if is_kept or calls.get(layer, 1) != 1 else layer
+
+
+def _is_relu(graph: fx.GraphModule, node: fx.Node) -> bool:
+    if len(node.all_input_nodes) != 1:
+        return False
+    if node.op == "call_module":
+        return type(_module(graph, node)) is torch.nn.ReLU
+    if node.op == "call_function":
+        return node.target in _RELUS
+    return node.op == "call_method" and node.target in ("relu", "relu_")
+
+
+def _is_add(node: fx.Node) -> bool:
+    if node.op == "call_function":
+        is_add = node.target in _ADDS
+    else:
+        is_add = node.target in ("add", "add_")
+    are_nodes = len(node.args) == 2 and all(isinstance(a, fx.Node) for a in node.args)
+    return is_add and are_nodes and not node.kwargs and node.args[0] is not node.args[1]
+
+
+def _summand(graph: fx.GraphModule, add: fx.Node, calls: dict[Module, int]) -> tuple[Any, Any]:
+    """The convolution of a sum that can take in the other summand, and that one."""
+    first, second = add.args
+    order = list(graph.graph.nodes)
+    pairs = [(first, second)]
+    # What is added in place to a tensor that others hold changes theirs.
+    if add.target not in (operator.iadd, "add_"):
+        pairs.append((second, first))
+    fitting = [p for p in pairs if _fusable(graph, p[0], calls) and len(p[0].users) == 1]  # type: ignore[union-attr]
+    return max(fitting, key=lambda p: order.index(p[0]), default=(None, None))
+
+
+def _changes_between(
+    graph: fx.GraphModule, first: fx.Node, last: fx.Node, besides: fx.Node
+) -> bool:
+    """Whether another node than one changes a tensor in place between two nodes."""
+    node = first.next
+    while node is not last:
+        if node is not besides and _is_in_place(graph, node):
+            return True
+        node = node.next
+    return False
+
+
+def _is_in_place(graph: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        module = _module(graph, node)
+        has_children = module is not None and next(module.children(), None) is not None
+        return has_children or bool(getattr(module, "inplace", False))
+    if node.op == "call_method":
+        return str(node.target).endswith("_")
+    if node.op != "call_function":
+        return False
+    name = getattr(node.target, "__name__", "")
+    in_place_operator = getattr(node.target, "__module__", "") == "_operator" and (
+        name in ("setitem", "delitem") or (name.startswith("i") and hasattr(operator, name[1:]))
+    )
+    return (
+        in_place_operator
+        or name.endswith("_")
+        or bool(node.kwargs.get("inplace"))
+        or node.kwargs.get("out") is not None
+    )
+
+
+def _set(graph: fx.GraphModule, node: fx.Node, module: Module) -> None:
+    graph.add_submodule(str(node.target), module)

@@ -1,0 +1,35 @@
+"""``optimize``: the fastest version of a network for inference."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import typer
+
+from torch_cudnn_ext._commands.commands import Optimize
+from torch_cudnn_ext._optimize.optimize import Layout, optimize
+from torch_cudnn_ext.cli import checks, running, workload
+
+
+def optimize_command(context: typer.Context, given: Optimize) -> None:
+    """Run ``optimize``."""
+    place = checks.place_of(given.device)
+    text = running.constrained(running.check_policy(given.constraints.policy), given.constraints)
+    network, inputs = workload.load_network(given.model, given.tensors, place)
+    budget = given.search.time_budget
+    with running.ProgressBar() as bar, checks.errors_of_arguments():
+        fast = optimize(
+            network,
+            inputs if isinstance(inputs, tuple) else (inputs,),
+            policy=text,
+            layout=cast("Layout", given.layout),
+            cuda_graph=given.cuda_graph,
+            max_error=given.max_error,
+            time_budget_s=(0.0 if place.startswith("cuda") else 2.0) if budget is None else budget,
+            knob_search=given.search.knob_search,
+            jobs=given.search.jobs,
+            progress=bar,
+        )
+    typer.echo(str(fast.report))
+    if given.save is not None:
+        fast.save(given.save)
