@@ -369,6 +369,7 @@ def test_what_cannot_be_captured_runs_without_a_graph() -> None:
         fast = tce.optimize(model, x, **BUDGET)
     assert fast.report.cuda_graph and "no CUDA graph" in str(fast.report)
     check(fast, model, x)
+    assert torch.rand(2, device="cuda").max() < 1  # the generator is as before
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])

@@ -18,7 +18,14 @@ HOLDERS = (torch_cudnn_ext, ops, nn, policy, knobs, tuning, models, analysis)
 # Their docstrings refer to the function of two dimensions, which has an example.
 SIBLINGS = re.compile(r"\w+_pool[13]d")
 # Results of functions, which no user makes.
-RESULTS = {"BatchNormTrained", "Decision", "Recurrent", "Step", *analysis.__all__}
+RESULTS = {
+    "BatchNormTrained",
+    "Decision",
+    "OptimizationReport",
+    "Recurrent",
+    "Step",
+    *analysis.__all__,
+}
 
 
 def documented(holders: Iterable[ModuleType]) -> Iterator[tuple[str, Any]]:

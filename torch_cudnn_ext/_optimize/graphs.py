@@ -31,19 +31,30 @@ class _Captured:
             for _ in range(_WARM_UPS):
                 call(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
+        self.places = tensors_in(self.inputs)
         self.graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.outputs = call(*self.inputs)
         except RuntimeError as error:
+            _end_captures(self.places[0].device)
             raise CaptureError(str(error).strip().splitlines()[0]) from error
-        self.places = tensors_in(self.inputs)
 
     def __call__(self, given: list[Tensor]) -> Any:
         for place, tensor in zip(self.places, given, strict=True):
             place.copy_(tensor)
         self.graph.replay()
         return map_tensors(lambda t: t.clone(memory_format=torch.preserve_format), self.outputs)
+
+
+def _end_captures(device: torch.device) -> None:
+    """Let PyTorch's random generator leave the capture that failed, by one that succeeds.
+
+    A capture that CUDA ends with an error leaves the generator in it (PyTorch 2.11 to 2.15).
+    """
+    one = torch.ones(1, device=device)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        one.zero_()
 
 
 class Graphs:
