@@ -61,7 +61,9 @@ bool is_volume(const PoolingProblem& p) { return p.spatial_dims() == 3; }
 
 bool is_pooled_by_graph(const PoolingProblem& p) {
   bool small_volume = is_volume(p) && p.x.numel() < 1 << 20;
-  bool small = small_volume || is_short_work(p.x.nbytes() + p.y().nbytes());
+  // PyTorch's kernel of an average's gradient copies channels-last tensors.
+  bool is_short = is_short_work(p.x.nbytes() + p.y().nbytes()) && !p.is_average_gradient();
+  bool small = small_volume || is_short;
   return is_channels_last(p.x) && p.mode != PoolingMode::sum && !small;
 }
 
@@ -122,7 +124,7 @@ const std::vector<EngineHint>& engine_hints() {
       hint<PoolingProblem>(
           "pool-average-gradient", {kTiled, "graph:eng2"},
           [](const PoolingProblem& p) {
-            return is_pooled_by_graph(p) && p.mode != PoolingMode::max && p.pass == Pass::bwd;
+            return is_pooled_by_graph(p) && p.is_average_gradient();
           },
           c10::str("gradients of averages, channels-last: 0.5 to 0.8 of PyTorch's time or less ",
                    kPooling)),

@@ -31,6 +31,7 @@ struct PoolingProblem {
 
   int spatial_dims() const { return x.sizes.size() - 2; }
   int64_t window_volume() const;
+  bool is_average_gradient() const { return pass == Pass::bwd && mode != PoolingMode::max; }
   bool has_one_window() const;  // which is all of x
   TensorSpec y() const;
   // A maximum and its backward run the same algorithm, so both have aligned tensors.

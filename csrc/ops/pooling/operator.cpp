@@ -98,9 +98,13 @@ class PoolingOperator : public CoupledOperatorOf<PoolingProblem> {
   // Measured on an H200 over 41 shapes of each type and layout. PyTorch's own kernel comes first if
   // the shape does not plainly tell what is fastest.
   std::vector<std::string> heuristic_order(const PoolingProblem& p) const override {
-    if (is_short_work(p.x.nbytes() + p.y().nbytes())) return {"aten", classic(p), "graph"};
-    return torch_cudnn_ext::is_channels_last(p.x) ? order_of_channels_last(p)
-                                                  : order_of_contiguous(p);
+    bool channels_last = torch_cudnn_ext::is_channels_last(p.x);
+    // PyTorch's kernel of an average's gradient is given contiguous copies.
+    bool aten_copies = channels_last && p.is_average_gradient();
+    if (is_short_work(p.x.nbytes() + p.y().nbytes()) && !aten_copies) {
+      return {"aten", classic(p), "graph"};
+    }
+    return channels_last ? order_of_channels_last(p) : order_of_contiguous(p);
   }
 
  private:
