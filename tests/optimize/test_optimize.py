@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,11 @@ def test_a_sum_and_relu_are_taken_in(kind: str, residual: bool, device: str) -> 
     assert done.residual == (["conv2"] if residual else [])
     check(fast, model, x)
     assert torch.equal(x, before)
+    with torch.autocast(device, torch.bfloat16), torch.no_grad():
+        for given in (x, x.bfloat16()):
+            got, wanted = fast.run(Way.optimized, given), model(given)
+            assert got.dtype == wanted.dtype
+            torch.testing.assert_close(got.float(), wanted.float(), rtol=0.1, atol=0.2)
 
 
 def test_the_model_is_not_changed(device: str) -> None:
@@ -218,6 +225,55 @@ def test_results_have_the_models_containers(kind: str, device: str) -> None:
     torch.testing.assert_close(fast(x, 4.0), model(x, 4.0), rtol=1e-4, atol=1e-4)
 
 
+class Changes(nn.Module):
+    """A network that changes tensors that are still read."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.conv = kind, nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = kept = self.conv(x)
+        z = x * 1
+        if self.kind == "iadd":
+            y += z
+        elif self.kind == "imul":
+            y *= z
+        elif self.kind == "method":
+            y.add_(z)
+        elif self.kind == "relu":
+            F.relu(y, inplace=True)
+        elif self.kind == "layer":
+            nn.ReLU(inplace=True)(y)
+        elif self.kind == "item":
+            y[:, 0] = 0
+        elif self.kind == "input of the convolution":
+            z += 1
+            y = self.conv(z)
+            z.zero_()
+            kept = y
+            y = F.relu(y + z)
+        elif self.kind == "size":
+            n = x.shape[0]
+            n += 1
+            y = y * n
+        return y.relu() + kept
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "iadd", "imul", "method", "relu", "layer", "item", "input of the convolution", "size",
+    ],
+)  # fmt: skip
+def test_changes_in_place_stay(kind: str, device: str) -> None:
+    model = Changes(kind).to(device)
+    x = torch.randn(2, 3, 8, 8, device=device)
+    fast = tce.optimize(model, x, **BUDGET)
+    assert bool(fast.report.whole) is (kind in ("item", "layer"))
+    check(fast, model, x)
+
+
 def test_random_tensors_of_a_forward_are_no_constants() -> None:
     model = trained_like(Odd("random"))
     x = torch.randn(2, 3, 8, 8)
@@ -305,6 +361,26 @@ def test_it_is_for_inference_alone() -> None:
         fast.train()
 
 
+def test_copies_and_pickles(device: str) -> None:
+    model = trained_like(Block("iadd")).to(device)
+    x = torch.randn(2, 4, 8, 8, device=device)
+    fast = tce.optimize(model, x, **BUDGET)
+    for again in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        check(again, model, x)
+        assert again.report.rewrites == fast.report.rewrites
+
+
+def test_layers_keep_their_own_policies(device: str) -> None:
+    layer = tce.nn.Conv2d(3, 4, 3, policy="aten:default")
+    model = nn.Sequential(layer, nn.ReLU(), nn.Conv2d(4, 4, 3)).to(device)
+    tce.apply_pins(model, {"2": "aten:default"})
+    x = torch.randn(2, 3, 8, 8, device=device)
+    fast = tce.optimize(model, x, **BUDGET)
+    ours = [m for m in fast._tuned.modules() if isinstance(m, tce.nn.Tunable)]
+    assert all(str(m.policy).startswith("fwd=aten:default;bwd_data=aten:default") for m in ours)
+    check(fast, model, x)
+
+
 def test_ours_does_not_run_if_it_is_slower_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Conv1d(2, 2, 3), nn.ReLU()).eval(), torch.randn(1, 2, 8)
 
@@ -325,7 +401,6 @@ def test_ours_does_not_run_if_it_is_slower_or_wrong(monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patch:
         patch.setattr(optimized.OptimizedModel, "run", wrong)
-        patch.setattr("torch_cudnn_ext._optimize.optimize._choose_way", lambda *_: None)
         fast = tce.optimize(model, x, **BUDGET)
     assert fast.report.way is Way.plain and "the error of ours" in str(fast.report)
     torch.testing.assert_close(fast(x), model(x))
@@ -354,6 +429,50 @@ def test_graphs_are_kept_by_kind_and_their_results_are_the_callers() -> None:
     torch.testing.assert_close(double(x.double()), model.double()(x.double()))
 
 
+class Counts(nn.Module):
+    """A network whose forward changes an attribute, and reads one that tracing does not see."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.calls, self.conv = kind, 0, nn.Conv1d(2, 2, 3)
+        self.kept: Any = None
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "counts":
+            self.calls += 1
+            return self.conv(x) * self.calls
+        if self.kind == "keeps":
+            self.kept = x
+        if self.kind == "buffer":
+            self.total = self.total + x.sum()
+        if self.kind == "asks" and not isinstance(x, Tensor):
+            return self.conv(x) * 2
+        y: Tensor = self.conv(x)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("counts", "its forward changes calls"),
+        ("keeps", "its forward changes kept"),
+        ("buffer", "its forward changes total"),
+        ("asks", None),
+    ],
+)
+def test_code_that_a_trace_would_lose(kind: str, why: str | None) -> None:
+    model, x = Counts(kind), torch.randn(1, 2, 8)
+    fast = tce.optimize(model, x, **BUDGET)
+    if why is None:
+        assert fast.report.way is Way.plain and "the error of ours" in fast.report.note
+    else:
+        assert why in fast.report.whole[""]
+    assert model.calls == 0 and model.kept is None and model.total == 0
+    if kind != "counts":
+        torch.testing.assert_close(fast(x), model(x))
+
+
 class Waits(nn.Module):
     """What no CUDA graph can hold."""
 
@@ -369,7 +488,9 @@ def test_what_cannot_be_captured_runs_without_a_graph() -> None:
         fast = tce.optimize(model, x, **BUDGET)
     assert fast.report.cuda_graph and "no CUDA graph" in str(fast.report)
     check(fast, model, x)
-    assert torch.rand(2, device="cuda").max() < 1  # the generator is as before
+    # The generator and the stream are as before.
+    assert torch.rand(2, device="cuda").max() < 1
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])

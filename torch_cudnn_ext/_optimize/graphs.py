@@ -33,18 +33,25 @@ class _Captured:
         torch.cuda.current_stream().wait_stream(stream)
         self.places = tensors_in(self.inputs)
         self.graph = torch.cuda.CUDAGraph()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        before = torch.cuda.current_stream()
         try:
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.outputs = call(*self.inputs)
         except RuntimeError as error:
+            torch.cuda.set_stream(before)  # a capture that fails may leave its own stream
             _end_captures(self.places[0].device)
             raise CaptureError(str(error).strip().splitlines()[0]) from error
 
     def __call__(self, given: list[Tensor]) -> Any:
+        stream = torch.cuda.current_stream()
+        stream.wait_event(self._done)  # the last call may be on another stream
         for place, tensor in zip(self.places, given, strict=True):
             place.copy_(tensor)
         self.graph.replay()
-        return map_tensors(lambda t: t.clone(memory_format=torch.preserve_format), self.outputs)
+        results = map_tensors(lambda t: t.clone(memory_format=torch.preserve_format), self.outputs)
+        self._done.record(stream)
+        return results
 
 
 def _end_captures(device: torch.device) -> None:
@@ -91,6 +98,14 @@ class Graphs:
             else:
                 self._captured.move_to_end(key)
             return captured(tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which capture anew."""
+        return {"_call": self._call}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of what `__getstate__` gave."""
+        self.__init__(**{"call": state["_call"]})  # type: ignore[misc]
 
     def clear(self) -> None:
         """Forget all graphs."""

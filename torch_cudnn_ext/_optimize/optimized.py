@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -35,8 +35,8 @@ class OptimizationReport:
         ratio: The time of the best way with PyTorch's layers by that of the way that runs; above 1
             is faster.
         interval: The 95 % interval of ``ratio``.
-        error: The largest error of the results, relative to the largest element of the results in
-            float64; ``None`` if the network does not run in float64.
+        error: The largest error of the optimized layers' results, relative to the largest element
+            of the results in float64; ``None`` if the network does not run in float64.
         plain_error: The same of PyTorch's layers.
         note: Why PyTorch's layers run, if they do.
     """
@@ -111,7 +111,7 @@ class OptimizedModel(Module):
         super().__init__()
         self._plain, self._tuned, self._untuned = plain, tuned, untuned
         self._recipe = recipe
-        self._graphs = {way: Graphs(self._runner(way)) for way in Way if way.in_graph}
+        self._graphs = {way: Graphs(partial(self._compute, way)) for way in Way if way.in_graph}
         self.report = report
         super().train(False)
 
@@ -131,23 +131,20 @@ class OptimizedModel(Module):
                     except CaptureError as error:
                         self.report.cuda_graph = str(error)
                         warn(f"optimize: calls run without a CUDA graph: {error}")
-            return self._runner(way)(*args, **kwargs)
+            return self._compute(way, *args, **kwargs)
 
     def tuned_for(self, args: tuple[Any, ...]) -> None:
         """Run the tuned layers for inputs of these shapes from now on."""
         if (kind := _kind_of(args)) not in self._recipe.shapes:
             self._recipe.shapes.append(kind)
 
-    def _runner(self, way: Way) -> Callable[..., Any]:
+    def _compute(self, way: Way, *args: Any, **kwargs: Any) -> Any:
+        """Compute it without a graph."""
         if way in (Way.plain, Way.plain_graph):
-            return self._plain
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            is_tuned = _kind_of((args, kwargs)) in self._recipe.shapes
-            module = self._tuned if is_tuned else self._untuned
-            return module(*map_tensors(self._recipe.in_layout, args), **kwargs)
-
-        return run
+            return self._plain(*args, **kwargs)
+        is_tuned = _kind_of((args, kwargs)) in self._recipe.shapes
+        module = self._tuned if is_tuned else self._untuned
+        return module(*map_tensors(self._recipe.in_layout, args), **kwargs)
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation.
@@ -184,5 +181,5 @@ class OptimizedModel(Module):
 
 
 def _kind_of(values: Any) -> str:
-    """The sizes and dtypes of the tensors among arguments, as a text."""
-    return " ".join(f"{t.dtype}{[*t.shape]}" for t in tensors_in(values))
+    """The devices, sizes and dtypes of the tensors among arguments, as a text."""
+    return " ".join(f"{t.device.type} {t.dtype} {[*t.shape]}" for t in tensors_in(values))

@@ -29,6 +29,7 @@ _DROPOUTS = (
 )  # fmt: skip
 _RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
 _ADDS = (operator.add, operator.iadd, torch.add)
+_IN_PLACE_ADDS = (operator.iadd, "add_")
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,24 @@ class Rewrites:
 
 
 class ConvolutionAddReLU(Module):
-    """``relu(conv(x) + z)`` as one problem."""
+    """``relu(conv(x) + z)`` as one problem.
 
-    def __init__(self, conv: Any) -> None:
+    Under autocast, and if ``z`` is broadcast, it computes the three steps. ``in_place`` says
+    whether the sum is then computed in the result of the convolution, which keeps its dtype.
+    """
+
+    def __init__(self, conv: Any, in_place: bool) -> None:
         super().__init__()
-        self.conv = conv
+        self.conv, self.in_place = conv, in_place
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        """Compute it; ``z`` may also be broadcast."""
+        """Compute it."""
         conv = self.conv
         geometry = (conv.stride, conv.padding, conv.dilation)
-        if tuple(z.shape) != (x.shape[0], conv.out_channels, *self._pixels(x)):
-            return torch.relu(conv(x) + z)
+        is_alike = tuple(z.shape) == (x.shape[0], conv.out_channels, *self._pixels(x))
+        if not is_alike or torch.is_autocast_enabled(x.device.type):
+            y: Tensor = conv(x)
+            return torch.relu(y.add_(z) if self.in_place else y + z)
         options: dict[str, Any] = {"groups": conv.groups, "z": z, "beta": 1.0}
         options["activation"] = "relu"
         tensors = (x, conv.weight, conv.bias)
@@ -229,7 +236,8 @@ def _fuse(
     else:
         if not isinstance(conv.padding, tuple) or conv.padding_mode != "zeros":
             return
-        layer, arguments = ConvolutionAddReLU(layer), (*arguments, other)
+        in_place = before.target in _IN_PLACE_ADDS
+        layer, arguments = ConvolutionAddReLU(layer, in_place), (*arguments, other)
         done.residual.append(str(found.target))
     _set(graph, found, layer)
     with graph.graph.inserting_before(node):
@@ -282,7 +290,7 @@ def _summand(graph: fx.GraphModule, add: fx.Node, calls: dict[Module, int]) -> t
     order = list(graph.graph.nodes)
     pairs = [(first, second)]
     # What is added in place to a tensor that others hold changes theirs.
-    if add.target not in (operator.iadd, "add_"):
+    if add.target not in _IN_PLACE_ADDS:
         pairs.append((second, first))
     fitting = [p for p in pairs if _fusable(graph, p[0], calls) and len(p[0].users) == 1]  # type: ignore[union-attr]
     return max(fitting, key=lambda p: order.index(p[0]), default=(None, None))

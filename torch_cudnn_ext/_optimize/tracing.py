@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,15 +29,42 @@ class _UntraceableError(Exception):
         self.reason = reason_of(error)
 
 
+_IN_PLACE = (
+    "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift",
+    "isub", "itruediv", "ixor",
+)  # fmt: skip
+
+
+class _Proxy(fx.Proxy):
+    """A proxy on which ``y += x`` stays in place; to torch.fx it is ``y = y + x``."""
+
+
+def _in_place(name: str) -> Callable[[_Proxy, Any], Any]:
+    function = getattr(operator, name)
+
+    def method(self: _Proxy, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return method
+
+
+for _name in _IN_PLACE:
+    setattr(_Proxy, f"__{_name}__", _in_place(_name))
+
+
 class _Tracer(fx.Tracer):
-    def __init__(self, whole: dict[str, str]) -> None:
+    def __init__(self, whole: dict[str, str] | None = None) -> None:
         super().__init__()
-        self._whole = whole
+        self._whole = whole or {}
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         is_whole = module_qualified_name in self._whole
         is_layer = isinstance(m, Tunable | torch.jit.ScriptModule)
         return is_whole or is_layer or super().is_leaf_module(m, module_qualified_name)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """The proxy of a node."""
+        return _Proxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
         """An argument or result of a node. A mapping stays of its class, which must be known."""
@@ -48,12 +77,13 @@ class _Tracer(fx.Tracer):
         return super().create_arg(a)
 
     def call_module(self, m: Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        name = self.path_of_module(m)
         try:
             return super().call_module(m, forward, args, kwargs)
         except _UntraceableError:
             raise
         except Exception as error:  # of the module's own code, on values that are not tensors
-            raise _UntraceableError(self.path_of_module(m), error) from error
+            raise _UntraceableError(name, error) from error
 
 
 @dataclass
@@ -89,6 +119,7 @@ def trace_model(model: Module) -> Traced:
 
 def _trace(model: Module) -> Traced:
     whole: dict[str, str] = {}
+    attributes = _attributes(model)
     while True:
         try:
             graph = _graph_of(model, whole)
@@ -97,6 +128,8 @@ def _trace(model: Module) -> Traced:
             whole[error.name] = error.reason
         except Exception as error:  # of the model's own forward
             return Traced(model, {"": reason_of(error)})
+    if changed := _put_back(model, attributes):
+        return Traced(model, {"": f"its forward changes {changed}"})
     constants = _constants(model, graph)
     again = _constants(model, _graph_of(model, whole))
     if not all(_equal(a, b) for a, b in zip(constants, again, strict=True)):
@@ -107,7 +140,36 @@ def _trace(model: Module) -> Traced:
 def _graph_of(model: Module, whole: dict[str, str]) -> fx.Graph:
     for name in [n for n in vars(model) if n.startswith(_CONSTANT)]:
         delattr(model, name)
-    return _Tracer(whole).trace(model)
+    graph = _Tracer(whole).trace(model)
+    for node in graph.nodes:
+        node.type = None  # an annotation that is a text cannot be pickled
+    return graph
+
+
+# Attributes of modules, and what the dictionaries of tensors among them hold.
+_Attributes = dict[Module, tuple[dict[str, Any], dict[str, Any]]]
+
+
+def _attributes(model: Module) -> _Attributes:
+    return {m: (dict(vars(m)), dict(m._buffers)) for m in model.modules()}
+
+
+def _put_back(model: Module, attributes: _Attributes) -> str:
+    """The name of an attribute that a forward changed; all are as before then."""
+    found = ""
+    names = {module: name for name, module in model.named_modules()}
+    for module, (values, buffers) in attributes.items():
+        for now, before in ((vars(module), values), (module._buffers, buffers)):
+            changed = [
+                key
+                for key in now.keys() | before.keys()
+                if not key.startswith(_CONSTANT) and now.get(key, now) is not before.get(key, now)
+            ]
+            if changed:
+                found = f"{names[module]}.{changed[0]}".lstrip(".")
+                now.clear()
+                now.update(before)
+    return found
 
 
 def _constants(model: Module, graph: fx.Graph) -> list[Tensor]:
