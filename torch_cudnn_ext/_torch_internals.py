@@ -5,6 +5,7 @@ its own. The methods of ``torch.nn`` that `nn` overrides by name stay there: ``_
 ``_conv_forward``, ``__prepare_scriptable__``.
 """
 
+import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -326,6 +327,23 @@ def compiled_original(module: nn.Module) -> nn.Module | None:
 def registered_names(module: nn.Module) -> set[str]:
     """The names of a module's parameters, buffers and children."""
     return {*module._parameters, *module._buffers, *module._modules}
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its own on its forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def registered_buffers(module: nn.Module) -> dict[str, Any]:
+    """The dictionary of a module's own buffers, which may be changed."""
+    return module._buffers
+
+
+def layer_with_same_tensors(layer: nn.Module) -> nn.Module:
+    """A copy of a layer without children, with its tensors."""
+    made = copy.copy(layer)
+    made._parameters, made._buffers = dict(layer._parameters), dict(layer._buffers)
+    return made
 
 
 def forget_global_hook(handle: RemovableHandle) -> None:

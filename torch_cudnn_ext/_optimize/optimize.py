@@ -19,6 +19,7 @@ from torch_cudnn_ext._optimize.recipe import LAYOUTS, NEW_SHAPES, Recipe, Way, r
 from torch_cudnn_ext._optimize.rewriting import Facts, Rewrites, facts_of, facts_of_run, rewrite
 from torch_cudnn_ext._optimize.tracing import trace_model
 from torch_cudnn_ext._policy_text import own_text
+from torch_cudnn_ext._torch_internals import has_forward_hooks
 from torch_cudnn_ext._workload.pytree import is_floating, map_tensors, tensors_in
 from torch_cudnn_ext.bench.networks import timer_of
 from torch_cudnn_ext.bench.rounds import compare_samples, samples
@@ -182,7 +183,7 @@ def _plain_copy(function: str, model: Module) -> Module:
     """
     model = eager_model(function, model)
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
+        if has_forward_hooks(module):
             raise ValueError(
                 f"model: got hooks of {name or 'the model'}, which a rewritten "
                 "network would not call as before; wanted a model without hooks"

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.nn import Module
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from torch_cudnn_ext._torch_internals import layer_with_same_tensors
 from torch_cudnn_ext.models.classes import counterparts, exchange, obstacle
 from torch_cudnn_ext.ops.convolution_primitives import convolution
 
@@ -250,10 +251,9 @@ def _fuse(
 
 def exchanged(layer: Any) -> Module:
     """A copy of a layer of ``torch.nn`` as one of this package, with the same tensors."""
-    ours = copy.copy(layer)
-    ours._parameters, ours._buffers = dict(layer._parameters), dict(layer._buffers)
+    ours = layer_with_same_tensors(layer)
     exchange(ours, counterparts()[type(layer)])
-    return ours  # type: ignore[no-any-return]
+    return ours
 
 
 def _fusable(graph: fx.GraphModule, node: Any, calls: dict[Module, int]) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.fx.immutable_collections import immutable_dict
 from torch.nn import Module
 
+from torch_cudnn_ext._torch_internals import registered_buffers
 from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext.nn.tunable import Tunable
 
@@ -151,7 +152,7 @@ _Attributes = dict[Module, tuple[dict[str, Any], dict[str, Any]]]
 
 
 def _attributes(model: Module) -> _Attributes:
-    return {m: (dict(vars(m)), dict(m._buffers)) for m in model.modules()}
+    return {m: (dict(vars(m)), dict(registered_buffers(m))) for m in model.modules()}
 
 
 def _put_back(model: Module, attributes: _Attributes) -> str:
@@ -159,7 +160,7 @@ def _put_back(model: Module, attributes: _Attributes) -> str:
     found = ""
     names = {module: name for name, module in model.named_modules()}
     for module, (values, buffers) in attributes.items():
-        for now, before in ((vars(module), values), (module._buffers, buffers)):
+        for now, before in ((vars(module), values), (registered_buffers(module), buffers)):
             changed = [
                 key
                 for key in now.keys() | before.keys()
