@@ -46,7 +46,6 @@ def tune_command(context: typer.Context, given: Tune) -> None:
     rows = partial(_C.tuned, device=place, policy=text, time_budget_s=settings.time_budget_s)
     left = [line for line in lines if rows(line) is None]
     known = len(lines) - len(left)
-    footer = f"{known} of {len(lines)} problems were in {table} before" if known else ""
     end: running.End = None
     try:
         with running.ProgressBar() as bar:
@@ -66,7 +65,7 @@ def tune_command(context: typer.Context, given: Tune) -> None:
         rankings = [(line, rows(line)) for line in lines]
         records = [{"problem": line, **ranking[0]} for line, ranking in rankings if ranking]
         fields, data = ("problem", *MEASUREMENT_FIELDS), {"best": records}
-        title = f"tuned on {place}"
+        title, footer = f"tuned on {place}", _footer(table, len(lines), known, len(records))
         try:
             tuning.merge_table(table)
         finally:
@@ -74,6 +73,15 @@ def tune_command(context: typer.Context, given: Tune) -> None:
                 formatted(given.format.value, data, title, _COLUMNS, records, fields, footer)
             )
     running.finish(end, len(records), len(lines))
+
+
+def _footer(table: str, asked: int, known: int, kept: int) -> str:
+    """How many of the problems the file holds."""
+    text = f"{known} of {asked} problems were in {table} before. " if known else ""
+    text += f"{kept} of {asked} are kept"
+    if kept < asked:
+        text += "; the next call measures the others, which were too noisy or not reached"
+    return f"{text}."
 
 
 def _trace_enabled(

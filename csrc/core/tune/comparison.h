@@ -11,6 +11,8 @@ namespace torch_cudnn_ext {
 // unstable: the noise hides whether it is faster by more than a tenth.
 enum class Comparison : uint8_t { faster, no_faster, unstable };
 
+inline constexpr size_t kFewRounds = 3;
+
 // The times of one round.
 struct Pair {
   double own, other;
@@ -33,17 +35,17 @@ inline int rank_of_bound(int n) {
   return k;
 }
 
-// Whether even the shortest time is at least twice the longest of the other: other work, which only
+// Whether even the shortest time is clearly above the longest of the other: other work, which only
 // makes times longer, need not be told apart then.
 inline bool is_much_slower(const std::vector<Pair>& rounds) {
-  constexpr double kMuch = 2;
   if (rounds.empty()) return false;
+  double much = rounds.size() < kFewRounds ? 2 : 1.25;
   double shortest = rounds[0].own, longest = rounds[0].other;
   for (const Pair& pair : rounds) {
     shortest = std::min(shortest, pair.own);
     longest = std::max(longest, pair.other);
   }
-  return shortest >= kMuch * longest;
+  return shortest >= much * longest;
 }
 
 // Compares times by the median of their ratios. Ratios are paired by round, so that what slows all
@@ -52,7 +54,6 @@ inline Comparison compare(const std::vector<Pair>& rounds, double limit) {
   constexpr double kGain = 0.9;   // of the limit; a smaller ratio is a gain that must not be missed
   constexpr double kClear = 0.5;  // what one or two rounds have to show
   constexpr double kTinyMs = 1e-9;
-  constexpr size_t kFewRounds = 3;
   if (rounds.empty()) return Comparison::unstable;
   Pair longest = rounds[0], shortest = rounds[0];
   std::vector<double> ratios;
