@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import math
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -14,12 +16,20 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import Module
 
 from torch_cudnn_ext import _C, nn
+from torch_cudnn_ext._optimize.forms import form_of, tensors_of
 from torch_cudnn_ext._optimize.optimized import OptimizationReport, OptimizedModel
 from torch_cudnn_ext._optimize.recipe import LAYOUTS, NEW_SHAPES, Recipe, Way, read_recipe
 from torch_cudnn_ext._optimize.rewriting import Facts, Rewrites, facts_of, facts_of_run, rewrite
-from torch_cudnn_ext._optimize.tracing import trace_model
+from torch_cudnn_ext._optimize.tracing import (
+    Traced,
+    change_of,
+    same_random_numbers,
+    state_of,
+    trace_model,
+)
 from torch_cudnn_ext._policy_text import own_text
 from torch_cudnn_ext._torch_internals import has_forward_hooks
+from torch_cudnn_ext._workload.model_state import preserve_model_state
 from torch_cudnn_ext._workload.pytree import is_floating, map_tensors, tensors_in
 from torch_cudnn_ext.bench.networks import timer_of
 from torch_cudnn_ext.bench.rounds import compare_samples, samples
@@ -94,21 +104,49 @@ def optimize(
         >>> fast.report.rewrites.activated
         ['0']
     """
-    text = _check(layout, on_new_shape, max_error, policy)
-    args = _as_arguments(inputs)
+    text = _check(layout, cuda_graph, on_new_shape, max_error, policy)
+    given = _as_arguments(inputs)
     plain = _plain_copy("optimize", model)
-    found = []
-    for one in ("contiguous", "channels_last") if layout == "search" else (layout,):
-        recipe = Recipe(text, one, on_new_shape, cuda_graph)
-        fast = _made(plain, recipe, facts_of_run(), args)
-        fast.report.problems = _tune(fast, args, time_budget_s, knob_search, jobs, progress)
-        fast.tuned_for(args)
-        found.append(fast)
-    fast = found[0] if len(found) == 1 else _faster(found, args)
-    fast.report.cuda_graph = _reason_against_graphs(fast, args)
-    if _is_right(fast, args, max_error):
-        _choose_way(fast, args)
+    with ExitStack() as stack:
+        stack.enter_context(same_random_numbers())
+        stack.enter_context(preserve_model_state(plain))
+        args = map_tensors(lambda t: t.detach().clone(), given)
+        form, digest = form_of(args), _digest(plain)
+        layouts = ("contiguous", "channels_last") if layout == "search" else (layout,)
+        recipes = [Recipe(text, one, on_new_shape, cuda_graph, form, digest) for one in layouts]
+        found = _networks(plain, recipes, args)
+        for fast in found:
+            stack.enter_context(preserve_model_state(fast))
+            fast.report.problems = _tune(fast, args, time_budget_s, knob_search, jobs, progress)
+            fast.tuned_for(args)
+        fast = found[0] if len(found) == 1 else _faster(found, args)
+        fast.report.cuda_graph = _reason_against_graphs(fast, args)
+        if _is_right(fast, args, max_error):
+            _choose_way(fast, args)
+    fast.forget_graphs()
     return fast
+
+
+def _networks(plain: Module, recipes: list[Recipe], args: tuple[Any, ...]) -> list[OptimizedModel]:
+    """The networks of recipes, but those whose code does not run in the recipe's layout.
+
+    Raises:
+        RuntimeError: No network runs.
+    """
+    with preserve_model_state(plain):
+        state = _changed_by_run(plain, args)
+    found: list[OptimizedModel] = []
+    for recipe in recipes:
+        try:
+            fast = _made(plain, recipe, facts_of_run(), args, state)
+            with preserve_model_state(fast):
+                fast.run(Way.optimized, *args)
+        except RuntimeError:
+            if not found and recipe is recipes[-1]:
+                raise
+            continue  # such as a view of pixels
+        found.append(fast)
+    return found
 
 
 def load_optimized(path: str | os.PathLike[str], model: Module) -> OptimizedModel:
@@ -121,7 +159,7 @@ def load_optimized(path: str | os.PathLike[str], model: Module) -> OptimizedMode
         model: The model that the recipe was made of, or one with other weights.
 
     Returns:
-        The network. It may be used for other devices, which run untuned.
+        The network. On another kind of GPU than the recipe's it runs untuned.
 
     Raises:
         TypeError: ``path`` is no path, or as `optimize`.
@@ -136,11 +174,12 @@ def load_optimized(path: str | os.PathLike[str], model: Module) -> OptimizedMode
     """
     file = read_recipe(path)
     plain = _plain_copy("load_optimized", model)
-    fast = _made(plain, file.recipe, facts_of(file.rewrites), ())
-    if (fast.report.network, fast.report.rewrites) != (file.network, file.rewrites):
+    if file.recipe.layers == _digest(plain):
+        fast = _made(plain, file.recipe, facts_of(file.rewrites), (), "")
+    if file.recipe.layers != _digest(plain) or fast.report.rewrites != file.rewrites:
         raise ValueError(
             f"load_optimized: {os.fspath(path)} was made of another network than this "
-            f"{fast.report.network}: of {file.network}, or of other layers"
+            f"{type(plain).__name__}: of {file.network}, or of other layers"
         )
     _C.table_import(file.rankings)
     fast.report.way = file.recipe.way
@@ -148,14 +187,19 @@ def load_optimized(path: str | os.PathLike[str], model: Module) -> OptimizedMode
     return fast
 
 
-def _check(layout: object, on_new_shape: object, max_error: object, policy: PolicyLike) -> str:
+def _check(
+    layout: object, cuda_graph: object, on_new_shape: object, max_error: object, policy: PolicyLike
+) -> str:
     for name, value, wanted in (
         ("layout", layout, (*LAYOUTS, "search")),
         ("on_new_shape", on_new_shape, NEW_SHAPES),
     ):
         if value not in wanted:
             raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(wanted)}")
-    if max_error is not None and not (isinstance(max_error, int | float) and max_error > 0):
+    if not isinstance(cuda_graph, bool):
+        raise ValueError(f"cuda_graph: got {cuda_graph!r}, wanted True or False")
+    is_number = isinstance(max_error, int | float) and not isinstance(max_error, bool)
+    if max_error is not None and not (is_number and max_error > 0):  # type: ignore[operator]
         raise ValueError(f"max_error: got {max_error!r}, wanted a positive number")
     text = text_for_all(policy)
     check_constraints_alone(text)
@@ -169,7 +213,7 @@ def _as_arguments(inputs: object) -> tuple[Any, ...]:
             f"optimize: argument inputs: got {type(inputs).__name__}, wanted a tensor or a tuple "
             "of positional arguments"
         )
-    if not tensors_in(args):
+    if not tensors_of(args):
         raise ValueError("optimize: argument inputs: got no tensor, wanted at least one")
     return args
 
@@ -188,24 +232,68 @@ def _plain_copy(function: str, model: Module) -> Module:
                 f"model: got hooks of {name or 'the model'}, which a rewritten "
                 "network would not call as before; wanted a model without hooks"
             )
-    return copy.deepcopy(model).eval().requires_grad_(False)
+    return _copied(model).eval().requires_grad_(False)
 
 
-def _made(plain: Module, recipe: Recipe, facts: Facts, example: tuple[Any, ...]) -> OptimizedModel:
-    """The network, before anything is tuned; without an example for the facts of a recipe."""
-    traced = trace_model(copy.deepcopy(plain))
-    rewrites = Rewrites()
-    if traced.graph is not None:
-        if example:
+def _copied(module: Module, shared: dict[int, Any] | None = None) -> Module:
+    """A deep copy whose modules train or not as before, which some classes do not copy."""
+    made = copy.deepcopy(module, shared or {})
+    for name, one in module.named_modules():
+        made.get_submodule(name).training = one.training
+    return made
+
+
+def _digest(model: Module) -> str:
+    """Of the classes of a model's modules and the shapes of its tensors."""
+    lines = [
+        f"{name} {type(one).__name__} {one.extra_repr()}" for name, one in model.named_modules()
+    ]
+    lines += [f"{name} {tuple(t.shape)}" for name, t in model.state_dict().items()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _changed_by_run(plain: Module, args: tuple[Any, ...]) -> str:
+    """What of a model its forward changes; empty if nothing.
+
+    Raises:
+        ValueError: It changes its inputs.
+    """
+    before, tensors = state_of(plain), tensors_in(args)
+    versions, form = [t._version for t in tensors], form_of(args)
+    with torch.no_grad():
+        plain(*args)
+    if form != form_of(args) or versions != [t._version for t in tensors]:
+        raise ValueError(
+            "model: got one that changes its inputs, wanted one that does not, since a CUDA graph "
+            "and another layout read copies"
+        )
+    changed = change_of(before, state_of(plain))
+    return f"its forward changes {changed}" if changed else ""
+
+
+def _made(
+    plain: Module, recipe: Recipe, facts: Facts, example: tuple[Any, ...], state: str
+) -> OptimizedModel:
+    """The network, before anything is tuned; without an example for the facts of a recipe.
+
+    ``state`` says what of the model its forward changes.
+    """
+    own = _copied(plain)
+    traced = Traced(own, {"": state}) if state else trace_model(own)
+    if traced.graph is not None and example:
+        try:
             with torch.no_grad():
                 shapes = ShapeProp(traced.graph)  # type: ignore[no-untyped-call]
-                shapes.propagate(*map_tensors(Tensor.clone, example))  # type: ignore[no-untyped-call]
-        rewrites = rewrite(traced.graph, facts)
+                shapes.propagate(*example)  # type: ignore[no-untyped-call]
+        except Exception as error:  # the graph is not right for an argument that is no tensor
+            traced = Traced(_copied(plain), {"": str(error).strip().splitlines()[0]})
+    rewrites = Rewrites() if traced.graph is None else rewrite(traced.graph, facts)
     tuned = traced.module
     for tensor in (*tuned.parameters(), *tuned.buffers()):
         tensor.data = recipe.in_layout(tensor.data)
     convert(tuned, exclude=_is_left)
-    untuned = _sharing_copy(tuned)
+    shared = {id(t): t for t in (*tuned.parameters(), *tuned.buffers())}
+    untuned = _copied(tuned, shared)
     _set_policies(tuned, f"autotune;{recipe.policy}")
     _set_policies(untuned, f"{recipe.on_new_shape};{recipe.policy}")
     report = OptimizationReport(type(plain).__name__, rewrites, traced.whole, recipe.layout)
@@ -219,12 +307,6 @@ def _is_left(_name: str, module: Module) -> bool:
     steps = conversion_steps(module) if next(module.children(), None) is None else []
     families = [s.becomes.family for s in steps if s.becomes and issubclass(s.becomes, nn.Tunable)]
     return any(family in LEFT_TO_PYTORCH for family in families)
-
-
-def _sharing_copy(module: Module) -> Module:
-    """A copy with the same tensors."""
-    shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
-    return copy.deepcopy(module, shared)
 
 
 def _set_policies(module: Module, text: str) -> None:
@@ -243,7 +325,7 @@ def _tune(
     progress: Progress | None,
 ) -> list[tuple[str, str, float | None, float | None]]:
     """Tune the problems of the network, and tell what was found."""
-    recipe, place = fast._recipe, str(tensors_in(args)[0].device)
+    recipe, place = fast._recipe, _device_of(fast, args)
     inputs = map_tensors(recipe.in_layout, args)
     recipe.problems = problems_met(fast._untuned, inputs, train=False, policy=recipe.policy)
     options = (place, recipe.policy, time_budget_s)
@@ -265,13 +347,18 @@ def _tune(
     return rows
 
 
+def _device_of(fast: OptimizedModel, args: tuple[Any, ...]) -> str:
+    # Some inputs of a network on a GPU, such as lengths, may be on the CPU.
+    return str(next(iter([*fast.parameters(), *tensors_of(args)])).device)
+
+
 def _faster(found: list[OptimizedModel], args: tuple[Any, ...]) -> OptimizedModel:
     times = _samples([(fast, Way.optimized) for fast in found], args)
     return found[0] if sum(times[0]) <= sum(times[1]) else found[1]
 
 
 def _samples(sides: list[tuple[OptimizedModel, Way]], args: tuple[Any, ...]) -> list[list[float]]:
-    device = str(tensors_in(args)[0].device)
+    device = _device_of(sides[0][0], args)
 
     def timer(fast: OptimizedModel, way: Way) -> Callable[[], float]:
         return timer_of(lambda: fast.run(way, *args), nullcontext, device)
@@ -323,21 +410,23 @@ def _is_right(fast: OptimizedModel, args: tuple[Any, ...], max_error: float | No
         ValueError: As `optimize`.
     """
     report = fast.report
-    wide = _in_float64(fast._plain, args)
+    of_plain = fast.run(Way.plain, *args)
+    ways = (Way.optimized,) if report.cuda_graph else (Way.optimized, Way.optimized_graph)
+    ours = [fast.run(way, *args) for way in ways]
+    wide = _in_float64(fast._plain, args, of_plain)
     if wide is None and max_error is not None:
         raise ValueError("max_error: the network does not run in float64, wanted no max_error")
-    of_plain = [*filter(is_floating, tensors_in(fast.run(Way.plain, *args)))]
-    wanted = [t.double() for t in of_plain] if wide is None else wide
-    ways = (Way.optimized,) if report.cuda_graph else (Way.optimized, Way.optimized_graph)
-    error = max(_largest_error(fast.run(way, *args), wanted) for way in ways)
-    plain_error = _largest_error(of_plain, wanted)
+    wanted = tensors_in(of_plain) if wide is None else wide
+    error = max(_largest_error(one, of_plain, wanted) for one in ours)
+    plain_error = _largest_error(of_plain, of_plain, wanted)
     if wide is not None:
         report.error, report.plain_error = error, plain_error
     if max_error is not None and not error <= max_error:
         raise ValueError(
             f"max_error: the error of the results is {error:.2g}, wanted at most {max_error}"
         )
-    coarsest = max((torch.finfo(t.dtype).eps for t in of_plain), default=0.0)
+    floats = [*filter(is_floating, tensors_in(of_plain))]
+    coarsest = max((torch.finfo(t.dtype).eps for t in floats), default=0.0)
     if error <= MOST_ERROR_RATIO * plain_error + MOST_EPSILONS * coarsest:
         return True
     report.way = Way.plain if report.cuda_graph else Way.plain_graph
@@ -348,24 +437,35 @@ def _is_right(fast: OptimizedModel, args: tuple[Any, ...], max_error: float | No
     return False
 
 
-def _in_float64(plain: Module, args: tuple[Any, ...]) -> list[Tensor] | None:
+def _in_float64(plain: Module, args: tuple[Any, ...], of_plain: Any) -> list[Tensor] | None:
+    """The tensors of the model's results in float64; None if it has no such results."""
+
     def wide(tensor: Tensor) -> Tensor:
         return tensor.double() if is_floating(tensor) else tensor.clone()
 
     try:
         with torch.no_grad():
-            result = copy.deepcopy(plain).double()(*map_tensors(wide, args))
-    except RuntimeError:  # an operator that has no float64, or memory is short
+            result = tensors_in(_copied(plain).double()(*map_tensors(wide, args)))
+    except Exception:  # an operator or a check that takes no float64, or memory is short
         return None
-    return [*filter(is_floating, tensors_in(result))]
+    shapes = [[t.shape for t in tensors] for tensors in (result, tensors_in(of_plain))]
+    return result if shapes[0] == shapes[1] else None
 
 
-def _largest_error(result: Any, wanted: list[Tensor]) -> float:
-    """Of floating-point results, relative to the largest element."""
+def _largest_error(result: Any, of_plain: Any, wanted: list[Tensor]) -> float:
+    """Relative to the largest element; infinite if a result is of another kind than the model's."""
+    tensors, plain = tensors_in(result), tensors_in(of_plain)
+    kinds = [[(t.shape, t.dtype) for t in those] for those in (tensors, plain)]
+    if form_of(result) != form_of(of_plain) or kinds[0] != kinds[1]:
+        return math.inf
     largest = 0.0
-    for got, right in zip(filter(is_floating, tensors_in(result)), wanted, strict=True):
-        if got.numel() == 0:
-            continue
-        scale = max(float(right.abs().max()), 1e-300)
-        largest = max(largest, float((got.double() - right).abs().max()) / scale)
+    for got, other, right in zip(tensors, plain, wanted, strict=True):
+        if not is_floating(got):
+            largest = largest if torch.equal(got, other) else math.inf
+        elif got.numel() > 0:
+            right, got = right.double(), got.double()
+            same = (got == right) | (got.isnan() & other.isnan()) | (got == other.double())
+            scale = float(torch.where(right.isfinite(), right.abs(), 0).max()) or 1.0
+            off = torch.where(same & ~right.isfinite(), 0, (got - right).abs() / scale)
+            largest = max(largest, float(off.nan_to_num(math.inf, math.inf).max()))
     return largest

@@ -10,11 +10,12 @@ from typing import Any, Self
 import torch
 from torch.nn import Module
 
+from torch_cudnn_ext._optimize.forms import UnknownForm, form_of, sizes_of, tensors_of
 from torch_cudnn_ext._optimize.graphs import CaptureError, Graphs
 from torch_cudnn_ext._optimize.recipe import Recipe, Way
 from torch_cudnn_ext._optimize.rewriting import Rewrites
 from torch_cudnn_ext._warning import warn
-from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in
+from torch_cudnn_ext._workload.pytree import map_tensors
 
 
 @dataclass
@@ -90,6 +91,9 @@ class OptimizedModel(Module):
     gradients, with the weights that the model had. With CUDA graphs each kind of inputs (shapes,
     strides, dtypes) has a graph, of which the last 8 are kept; the results are the caller's own.
 
+    Calls of another form than the example's run PyTorch's layers: keyword arguments, other numbers
+    of dimensions, dtypes or arguments. So do all calls after a move to another dtype or device.
+
     Attributes:
         report: What was done, and how fast it is.
 
@@ -112,39 +116,52 @@ class OptimizedModel(Module):
         self._plain, self._tuned, self._untuned = plain, tuned, untuned
         self._recipe = recipe
         self._graphs = {way: Graphs(partial(self._compute, way)) for way in Way if way.in_graph}
+        self._is_cast = False  # what was read of dtypes and devices may be in the graph
         self.report = report
-        super().train(False)
+        self.training = False
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute what the model computes for these arguments."""
         return self.run(self.report.way, *args, **kwargs)
 
-    def run(self, way: Way, *args: Any, **kwargs: Any) -> Any:
+    def run(self, way: Way, /, *args: Any, **kwargs: Any) -> Any:
         """The same, in one of the ways."""
         with torch.no_grad():
-            tensors = tensors_in(args)
-            is_on_gpu = bool(tensors) and all(t.is_cuda for t in tensors)
-            if way.in_graph and is_on_gpu and not kwargs and not self.report.cuda_graph:
-                if not torch.cuda.is_current_stream_capturing():
-                    try:
-                        return self._graphs[way](*args)
-                    except CaptureError as error:
-                        self.report.cuda_graph = str(error)
-                        warn(f"optimize: calls run without a CUDA graph: {error}")
+            if way.in_graph and self._may_be_captured(args, kwargs):
+                try:
+                    return self._graphs[way](*args)
+                except UnknownForm:
+                    pass  # an object that a graph cannot be told to belong to
+                except CaptureError as error:
+                    self.report.cuda_graph = str(error)
+                    warn(f"optimize: calls run without a CUDA graph: {error}")
             return self._compute(way, *args, **kwargs)
 
     def tuned_for(self, args: tuple[Any, ...]) -> None:
-        """Run the tuned layers for inputs of these shapes from now on."""
-        if (kind := _kind_of(args)) not in self._recipe.shapes:
-            self._recipe.shapes.append(kind)
+        """Run the tuned layers for inputs of these sizes from now on."""
+        if (sizes := sizes_of(args)) not in self._recipe.shapes:
+            self._recipe.shapes.append(sizes)
 
-    def _compute(self, way: Way, *args: Any, **kwargs: Any) -> Any:
-        """Compute it without a graph."""
-        if way in (Way.plain, Way.plain_graph):
+    def forget_graphs(self) -> None:
+        """Free the memory of the graphs of ways that do not run."""
+        for way, graphs in self._graphs.items():
+            if way is not self.report.way:
+                graphs.clear()
+
+    def _may_be_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if kwargs or self.report.cuda_graph:
+            return False
+        tensors = tensors_of(args)
+        is_on_gpu = bool(tensors) and all(t.is_cuda for t in tensors)
+        return is_on_gpu and not torch.cuda.is_current_stream_capturing()
+
+    def _compute(self, way: Way, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute it without a graph. What was traced holds for the example's form alone."""
+        is_plain = way in (Way.plain, Way.plain_graph)
+        if is_plain or self._is_cast or kwargs or form_of(args) != self._recipe.form:
             return self._plain(*args, **kwargs)
-        is_tuned = _kind_of((args, kwargs)) in self._recipe.shapes
-        module = self._tuned if is_tuned else self._untuned
-        return module(*map_tensors(self._recipe.in_layout, args), **kwargs)
+        module = self._tuned if sizes_of(args) in self._recipe.shapes else self._untuned
+        return module(*map_tensors(self._recipe.in_layout, args))
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation.
@@ -162,7 +179,9 @@ class OptimizedModel(Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         for graphs in self._graphs.values():
             graphs.clear()
+        before = [(t.dtype, t.device) for t in self._plain.parameters()]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._is_cast |= before != [(t.dtype, t.device) for t in self._plain.parameters()]
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -178,8 +197,3 @@ class OptimizedModel(Module):
     def extra_repr(self) -> str:
         """The way that runs."""
         return self.report.way.value
-
-
-def _kind_of(values: Any) -> str:
-    """The devices, sizes and dtypes of the tensors among arguments, as a text."""
-    return " ".join(f"{t.device.type} {t.dtype} {[*t.shape]}" for t in tensors_in(values))

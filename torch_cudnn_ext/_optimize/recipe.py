@@ -49,7 +49,9 @@ class Recipe:
         on_new_shape: What layers do for other sizes than those of ``shapes``.
         cuda_graph: Whether calls may replay CUDA graphs.
         way: The way that was fastest.
-        shapes: The sizes and dtypes of the inputs that were tuned.
+        form: The form of the example; see `form_of`.
+        layers: A digest of the model's layers and their shapes.
+        shapes: The devices and sizes of the inputs that were tuned.
         problems: The problems that were tuned.
     """
 
@@ -57,6 +59,8 @@ class Recipe:
     layout: str
     on_new_shape: str
     cuda_graph: bool
+    form: str
+    layers: str
     way: Way = Way.optimized
     shapes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -86,6 +90,8 @@ class Recipe:
             f"layout = {toml_string(self.layout)}",
             f"on_new_shape = {toml_string(self.on_new_shape)}",
             f"cuda_graph = {str(self.cuda_graph).lower()}",
+            f"form = {toml_string(self.form)}",
+            f"layers = {toml_string(self.layers)}",
             f"way = {toml_string(self.way.name)}",
             *_list_lines("shapes", self.shapes),
             *_list_lines("problems", self.problems),
@@ -159,6 +165,8 @@ _RECIPE = tuple(kind.name for kind in fields(Recipe))
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("network", _is_text, "a text"),
     ("policy", _is_text, "a policy text"),
+    ("form", _is_text, "a text"),
+    ("layers", _is_text, "a text"),
     ("layout", LAYOUTS.__contains__, f"one of {', '.join(LAYOUTS)}"),
     ("on_new_shape", NEW_SHAPES.__contains__, f"one of {', '.join(NEW_SHAPES)}"),
     ("cuda_graph", lambda value: isinstance(value, bool), "true or false"),

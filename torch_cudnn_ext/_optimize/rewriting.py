@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.nn import Module
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from torch_cudnn_ext._optimize.tracing import IN_PLACE
 from torch_cudnn_ext._torch_internals import layer_with_same_tensors
 from torch_cudnn_ext.models.classes import counterparts, exchange, obstacle
 from torch_cudnn_ext.ops.convolution_primitives import convolution
@@ -29,6 +30,7 @@ _DROPOUTS = (
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
 )  # fmt: skip
 _RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
+_NAME = "layer"  # the key of a node's meta that holds its layer's name in the model
 _ADDS = (operator.add, operator.iadd, torch.add)
 _IN_PLACE_ADDS = (operator.iadd, "add_")
 
@@ -97,7 +99,8 @@ class ConvolutionAddReLU(Module):
         """Compute it."""
         conv = self.conv
         geometry = (conv.stride, conv.padding, conv.dilation)
-        is_alike = tuple(z.shape) == (x.shape[0], conv.out_channels, *self._pixels(x))
+        is_batch = x.dim() == conv.weight.dim()
+        is_alike = is_batch and z.shape == (x.shape[0], conv.out_channels, *self._pixels(x))
         if not is_alike or torch.is_autocast_enabled(x.device.type):
             y: Tensor = conv(x)
             return torch.relu(y.add_(z) if self.in_place else y + z)
@@ -153,11 +156,10 @@ def _remove(graph: fx.GraphModule, node: fx.Node, done: Rewrites) -> None:
     """Removes a layer that returns its input."""
     module = _module(graph, node)
     is_off = node.op == "call_function" and node.target in _DROPOUTS and _is_off(node)
-    if not is_off and type(module) not in _NOTHING:
+    does_nothing = type(module) in _NOTHING and module is not None and not module.training
+    if not (is_off or does_nothing) or not node.args or not isinstance(node.args[0], fx.Node):
         return
-    if len(node.all_input_nodes) != 1:
-        return
-    node.replace_all_uses_with(node.all_input_nodes[0])
+    node.replace_all_uses_with(node.args[0])
     graph.graph.erase_node(node)
     done.removed.append(str(node.target) if module is not None else node.name)
 
@@ -177,7 +179,9 @@ def _fold(
 ) -> None:
     """Puts a batch norm into the layer before it."""
     norm: Any = _module(graph, node)
-    if type(norm) not in _NORMS or norm.running_mean is None or len(node.args) != 1:
+    if type(norm) not in _NORMS or norm.training or norm.running_mean is None:
+        return
+    if len(node.args) != 1 or node.kwargs:
         return
     before: Any = node.args[0]
     layer: Any = _module(graph, before)
@@ -186,16 +190,19 @@ def _fold(
     is_transposed = type(layer) in _TRANSPOSED
     if type(layer) in _FORWARD or (is_transposed and layer.groups == 1):
         channels = layer.out_channels
-    elif type(layer) is torch.nn.Linear and facts.is_matrix(str(before.target), before):
+    elif type(layer) is torch.nn.Linear and facts.is_matrix(_name_of(before), before):
         channels = layer.out_features
     else:
         return
     if channels != norm.num_features or not layer.weight.is_floating_point():
         return
-    _set(graph, before, _folded(layer, norm, is_transposed))
+    folded: Any = _folded(layer, norm, is_transposed)
+    if not all(bool(t.isfinite().all()) for t in folded.parameters()):
+        return  # beyond the range of the dtype
+    _set(graph, before, folded)
     node.replace_all_uses_with(before)
     graph.graph.erase_node(node)
-    done.folded.append(str(before.target))
+    done.folded.append(_name_of(before))
 
 
 def _folded(layer: Any, norm: Any, is_transposed: bool) -> Module:
@@ -224,7 +231,7 @@ def _fuse(
     found, other = before, None
     if before.op in ("call_function", "call_method") and _is_add(before):
         found, other = _summand(graph, before, calls)
-        if found is None or not facts.adds_alike(str(found.target), before):
+        if found is None or not facts.adds_alike(_name_of(found), before):
             return
     conv = _fusable(graph, found, calls)
     if conv is None or len(found.users) != 1 or _changes_between(graph, found, node, before):
@@ -233,17 +240,17 @@ def _fuse(
     arguments: tuple[fx.Node, ...] = (found.args[0],)  # type: ignore[assignment]
     if other is None:
         layer.activation = "relu"
-        done.activated.append(str(found.target))
+        done.activated.append(_name_of(found))
     else:
         if not isinstance(conv.padding, tuple) or conv.padding_mode != "zeros":
             return
         in_place = before.target in _IN_PLACE_ADDS
         layer, arguments = ConvolutionAddReLU(layer, in_place), (*arguments, other)
-        done.residual.append(str(found.target))
+        done.residual.append(_name_of(found))
     _set(graph, found, layer)
     with graph.graph.inserting_before(node):
         fused = graph.graph.call_module(str(found.target), arguments)
-    fused.meta = node.meta
+    fused.meta = {**node.meta, _NAME: found.meta[_NAME]}
     node.replace_all_uses_with(fused)
     for unused in dict.fromkeys((node, before, found)):
         graph.graph.erase_node(unused)
@@ -287,13 +294,14 @@ def _is_add(node: fx.Node) -> bool:
 def _summand(graph: fx.GraphModule, add: fx.Node, calls: dict[Module, int]) -> tuple[Any, Any]:
     """The convolution of a sum that can take in the other summand, and that one."""
     first, second = add.args
-    order = list(graph.graph.nodes)
     pairs = [(first, second)]
     # What is added in place to a tensor that others hold changes theirs.
     if add.target not in _IN_PLACE_ADDS:
         pairs.append((second, first))
     fitting = [p for p in pairs if _fusable(graph, p[0], calls) and len(p[0].users) == 1]  # type: ignore[union-attr]
-    return max(fitting, key=lambda p: order.index(p[0]), default=(None, None))
+    if len(fitting) == 2 and fitting[0][0] < fitting[1][0]:  # type: ignore[operator]
+        fitting.reverse()  # the later one
+    return fitting[0] if fitting else (None, None)
 
 
 def _changes_between(
@@ -302,32 +310,42 @@ def _changes_between(
     """Whether another node than one changes a tensor in place between two nodes."""
     node = first.next
     while node is not last:
-        if node is not besides and _is_in_place(graph, node):
+        if node is not besides and not _is_pure(graph, node):
             return True
         node = node.next
     return False
 
 
-def _is_in_place(graph: fx.GraphModule, node: fx.Node) -> bool:
+def _is_pure(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node is known to change no tensor in place."""
+    if node.op in ("placeholder", "get_attr"):
+        return True
     if node.op == "call_module":
         module = _module(graph, node)
-        has_children = module is not None and next(module.children(), None) is not None
-        return has_children or bool(getattr(module, "inplace", False))
-    if node.op == "call_method":
-        return str(node.target).endswith("_")
-    if node.op != "call_function":
+        is_layer = type(module).__module__.startswith(("torch.nn.", "torch_cudnn_ext."))
+        return is_layer and not getattr(module, "inplace", False)
+    name = getattr(node.target, "__name__", str(node.target))
+    if name.endswith("_") or node.kwargs.get("inplace") or node.kwargs.get("out") is not None:
         return False
-    name = getattr(node.target, "__name__", "")
-    in_place_operator = getattr(node.target, "__module__", "") == "_operator" and (
-        name in ("setitem", "delitem") or (name.startswith("i") and hasattr(operator, name[1:]))
-    )
-    return (
-        in_place_operator
-        or name.endswith("_")
-        or bool(node.kwargs.get("inplace"))
-        or node.kwargs.get("out") is not None
-    )
+    if node.op == "call_method":
+        return True
+    home = getattr(node.target, "__module__", None) or ""
+    if home == "_operator":
+        return name not in ("setitem", "delitem", *IN_PLACE)
+    # An `inplace` may be given by position.
+    return home in ("torch", "torch.nn.functional", "torch._C._nn") and True not in node.args
 
 
 def _set(graph: fx.GraphModule, node: fx.Node, module: Module) -> None:
-    graph.add_submodule(str(node.target), module)
+    """Makes a node call a new module; others may use the one that it called, or its tensors."""
+    node.meta[_NAME] = _name_of(node)
+    target, count = f"optimized_{_name_of(node).replace('.', '_')}", 0
+    while hasattr(graph, name := f"{target}_{count}" if count else target):
+        count += 1
+    graph.add_submodule(name, module)
+    node.target = name
+
+
+def _name_of(node: fx.Node) -> str:
+    """The name in the model of the layer that a node calls."""
+    return str(node.meta.get(_NAME, node.target))

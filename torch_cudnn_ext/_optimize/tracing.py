@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 import operator
-from collections import OrderedDict
-from collections.abc import Callable
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,26 +16,25 @@ from torch import Tensor, fx
 from torch.fx.immutable_collections import immutable_dict
 from torch.nn import Module
 
-from torch_cudnn_ext._torch_internals import registered_buffers
-from torch_cudnn_ext._workload.pytree import tensors_in
+from torch_cudnn_ext._torch_internals import version_of
+from torch_cudnn_ext._workload.model_state import preserve_model_state
+from torch_cudnn_ext.models.classes import counterparts
 from torch_cudnn_ext.nn.tunable import Tunable
 
 _CONSTANT = "_tensor_constant"  # what torch.fx calls a tensor that a forward makes
+IN_PLACE = (
+    "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift",
+    "isub", "itruediv", "ixor",
+)  # fmt: skip
 
 
-class _UntraceableError(Exception):
-    """A module below the root cannot be traced."""
+class _UntraceableError(BaseException):
+    """A module below the root cannot be traced; code of a forward does not catch it."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(name)
         self.name = name
-        self.reason = reason_of(error)
-
-
-_IN_PLACE = (
-    "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift",
-    "isub", "itruediv", "ixor",
-)  # fmt: skip
+        self.reason = _reason_of(error)
 
 
 class _Proxy(fx.Proxy):
@@ -49,7 +50,7 @@ def _in_place(name: str) -> Callable[[_Proxy, Any], Any]:
     return method
 
 
-for _name in _IN_PLACE:
+for _name in IN_PLACE:
     setattr(_Proxy, f"__{_name}__", _in_place(_name))
 
 
@@ -57,6 +58,7 @@ class _Tracer(fx.Tracer):
     def __init__(self, whole: dict[str, str] | None = None) -> None:
         super().__init__()
         self._whole = whole or {}
+        self._modes = _modes()
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         is_whole = module_qualified_name in self._whole
@@ -66,6 +68,12 @@ class _Tracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """The proxy of a node."""
         return _Proxy(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """A node of the graph, which holds no context manager."""
+        if _modes() != self._modes:
+            raise TypeError("it changes autocast or the gradient mode")
+        return super().create_node(*args, **kwargs)
 
     def create_arg(self, a: Any) -> Any:
         """An argument or result of a node. A mapping stays of its class, which must be known."""
@@ -79,10 +87,10 @@ class _Tracer(fx.Tracer):
 
     def call_module(self, m: Module, forward: Any, args: Any, kwargs: Any) -> Any:
         name = self.path_of_module(m)
+        if self.is_leaf_module(m, name):
+            return super().call_module(m, forward, args, kwargs)  # an error is the parent's
         try:
             return super().call_module(m, forward, args, kwargs)
-        except _UntraceableError:
-            raise
         except Exception as error:  # of the module's own code, on values that are not tensors
             raise _UntraceableError(name, error) from error
 
@@ -92,8 +100,8 @@ class Traced:
     """A module that computes what a model does, and what of the model is not in its graph.
 
     Attributes:
-        module: A graph, or the model itself if its own ``forward`` cannot be traced.
-        whole: Names of modules that are one node, ``""`` for the model itself, and why.
+        module: A graph, or the model itself if its own ``forward`` is not traced.
+        whole: Names of modules whose code is not traced, ``""`` for the model itself, and why.
     """
 
     module: Module
@@ -105,22 +113,21 @@ class Traced:
         return self.module if isinstance(self.module, fx.GraphModule) else None
 
 
-def reason_of(error: Exception) -> str:
-    """The first line of an error's text, or its class."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def trace_model(model: Module) -> Traced:
     """Trace a model that nobody else uses. Its layers become those of the graph."""
-    gpus = sorted({t.get_device() for t in model.parameters() if t.is_cuda})
-    with torch.random.fork_rng(gpus):
+    if isinstance(model, Tunable) or type(model) in counterparts():
+        return Traced(model)  # a layer
+    if "forward" in vars(model):
+        return Traced(model, {"": "its forward was replaced"})
+    kinds = {p.kind for p in inspect.signature(type(model).forward).parameters.values()}
+    if {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY} <= kinds:
+        return Traced(model, {"": "its forward has *args and keyword-only arguments"})
+    with preserve_model_state(model), same_random_numbers():
         return _trace(model)
 
 
 def _trace(model: Module) -> Traced:
-    whole: dict[str, str] = {}
-    attributes = _attributes(model)
+    before, whole = state_of(model), dict[str, str]()
     while True:
         try:
             graph = _graph_of(model, whole)
@@ -128,14 +135,18 @@ def _trace(model: Module) -> Traced:
         except _UntraceableError as error:
             whole[error.name] = error.reason
         except Exception as error:  # of the model's own forward
-            return Traced(model, {"": reason_of(error)})
-    if changed := _put_back(model, attributes):
+            return Traced(model, {"": _reason_of(error)})
+    if changed := change_of(before, state_of(model)):
         return Traced(model, {"": f"its forward changes {changed}"})
     constants = _constants(model, graph)
-    again = _constants(model, _graph_of(model, whole))
-    if not all(_equal(a, b) for a, b in zip(constants, again, strict=True)):
+    again = _graph_of(model, whole)
+    same = str(again) == str(graph) and all(map(_equal, constants, _constants(model, again)))
+    if not same:
         return Traced(model, {"": "its forward makes random tensors"})
-    return Traced(fx.GraphModule(model, graph), whole)
+    try:
+        return Traced(fx.GraphModule(model, graph), whole)
+    except Exception as error:  # the graph is no Python code
+        return Traced(model, {"": _reason_of(error)})
 
 
 def _graph_of(model: Module, whole: dict[str, str]) -> fx.Graph:
@@ -147,37 +158,72 @@ def _graph_of(model: Module, whole: dict[str, str]) -> fx.Graph:
     return graph
 
 
-# Attributes of modules, and what the dictionaries of tensors among them hold.
-_Attributes = dict[Module, tuple[dict[str, Any], dict[str, Any]]]
-
-
-def _attributes(model: Module) -> _Attributes:
-    return {m: (dict(vars(m)), dict(registered_buffers(m))) for m in model.modules()}
-
-
-def _put_back(model: Module, attributes: _Attributes) -> str:
-    """The name of an attribute that a forward changed; all are as before then."""
-    found = ""
-    names = {module: name for name, module in model.named_modules()}
-    for module, (values, buffers) in attributes.items():
-        for now, before in ((vars(module), values), (registered_buffers(module), buffers)):
-            changed = [
-                key
-                for key in now.keys() | before.keys()
-                if not key.startswith(_CONSTANT) and now.get(key, now) is not before.get(key, now)
-            ]
-            if changed:
-                found = f"{names[module]}.{changed[0]}".lstrip(".")
-                now.clear()
-                now.update(before)
-    return found
-
-
 def _constants(model: Module, graph: fx.Graph) -> list[Tensor]:
     names = [str(n.target) for n in graph.nodes if n.op == "get_attr"]
     found = [getattr(model, n, None) for n in names if n.startswith(_CONSTANT)]
-    return [copy.copy(t) for t in tensors_in(found)]
+    return [t for t in found if isinstance(t, Tensor)]
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
+
+
+def _reason_of(error: Exception) -> str:
+    """The first line of an error's text, or its class."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _modes() -> tuple[Any, ...]:
+    """What a forward may set for the operators that it calls."""
+    devices = ("cpu", "cuda")
+    casts = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts)
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Python's own random numbers are as if the block had not run."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+# What a forward may change: (module, attribute) -> the value, its elements if it is a container,
+# and its version if it is a tensor.
+_State = dict[tuple[str, str], tuple[Any, list[Any], int | None]]
+
+
+def state_of(model: Module) -> _State:
+    """The attributes, parameters and buffers of a model, to be compared later."""
+    found: _State = {}
+    for name, module in model.named_modules():
+        items = dict(vars(module))
+        tensors = [items.pop(key) for key in ("_parameters", "_buffers", "_modules")]
+        for key, value in [*items.items(), *(pair for held in tensors for pair in held.items())]:
+            if not key.startswith(_CONSTANT):
+                version = version_of(value) if isinstance(value, Tensor) else None
+                found[name, key] = value, list(_elements(value)), version
+    return found
+
+
+def change_of(before: _State, after: _State) -> str:
+    """The name of an attribute that changed; empty if none did."""
+    for key in before.keys() | after.keys():
+        old, new = before.get(key), after.get(key)
+        if old is None or new is None or not _is_same(old, new):
+            return ".".join(filter(None, key))
+    return ""
+
+
+def _is_same(old: tuple[Any, list[Any], Any], new: tuple[Any, list[Any], Any]) -> bool:
+    elements = len(old[1]) == len(new[1]) and all(map(operator.is_, old[1], new[1]))
+    return old[0] is new[0] and elements and old[2] == new[2]
+
+
+def _elements(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return value if isinstance(value, list | set | deque) else ()

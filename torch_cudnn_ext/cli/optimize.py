@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import typer
@@ -16,11 +17,15 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
     place = checks.place_of(given.device)
     text = running.constrained(running.check_policy(given.constraints.policy), given.constraints)
     network, inputs = workload.load_network(given.model, given.tensors, place)
+    if isinstance(inputs, Mapping):
+        raise typer.BadParameter(
+            f"--model: got {given.model}, which gives keyword arguments, wanted a tensor or a tuple"
+        )
     budget = given.search.time_budget
     with running.ProgressBar() as bar, checks.errors_of_arguments():
         fast = optimize(
             network,
-            inputs if isinstance(inputs, tuple) else (inputs,),
+            tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,),
             policy=text,
             layout=cast("Layout", given.layout),
             cuda_graph=given.cuda_graph,
