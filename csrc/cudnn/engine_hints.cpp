@@ -123,9 +123,7 @@ const std::vector<EngineHint>& engine_hints() {
                    kPooling)),
       hint<PoolingProblem>(
           "pool-average-gradient", {kTiled, "graph:eng2"},
-          [](const PoolingProblem& p) {
-            return is_pooled_by_graph(p) && p.is_average_gradient();
-          },
+          [](const PoolingProblem& p) { return is_pooled_by_graph(p) && p.is_average_gradient(); },
           c10::str("gradients of averages, channels-last: 0.5 to 0.8 of PyTorch's time or less ",
                    kPooling)),
       hint<PoolingProblem>(

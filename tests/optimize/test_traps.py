@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import types
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -285,3 +286,68 @@ def test_forms_tell_arguments_apart() -> None:
     assert content_of(t) != content_of(t.t())
     with pytest.raises(UnknownForm, match="SimpleNamespace"):
         content_of((t, types.SimpleNamespace()))
+
+
+class Pair(NamedTuple):
+    """Arguments in one."""
+
+    x: Tensor
+    more: Any = None
+
+
+def test_forms_see_into_named_tuples() -> None:
+    norm = nn.BatchNorm1d(5)
+    norm.running_mean.normal_()  # type: ignore[union-attr]
+    model = net(lambda self, pair: self.b(self.line(pair.x)), b=norm, line=nn.Linear(6, 5))
+    fast = optimized(model, Pair(images(4, 6)))
+    assert fast.report.rewrites.folded
+    check(fast, model, Pair(images(4, 6)))
+    check(fast, model, Pair(images(2, 5, 6)))
+
+
+def test_autocast_inside_and_around() -> None:
+    def floats(self: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            result: Tensor = self.c(x)
+        return result
+
+    model = net(floats)
+    fast = optimized(model, images())
+    with torch.autocast("cpu", torch.bfloat16):
+        check(fast, model, images())
+        inside = optimized(net(lambda self, x: self.c(x).relu()), images())
+        assert inside.run(Way.optimized, images()).dtype == torch.bfloat16
+        check(optimized(model, images()), model, images())
+
+
+def test_a_cache_is_one_for_all_sizes() -> None:
+    def joins(self: Any, x: Tensor) -> Tensor:
+        y = self.c(x)
+        self.k = y if self.k is None else torch.cat([self.k, y], 2)
+        return self.k * 1
+
+    fast, model = optimized(net(joins, k=None), images()), net(joins, k=None)
+    shapes = [fast.run(Way.optimized, images(2, 3, n, 8)).shape for n in (8, 1, 8)]
+    assert shapes == [model(images(2, 3, n, 8)).shape for n in (8, 1, 8)]
+    listed = net(lambda self, x: (self.n[0].add_(1), self.c(x) * self.n[0])[1])
+    listed.n = [torch.zeros(())]
+    assert "its forward changes n" in optimized(listed, images()).report.whole[""]
+
+
+def test_recipes_of_what_was_not_traced(tmp_path: Path) -> None:
+    masked = net(lambda self, x, mask=None: F.relu(self.c(x) if mask is None else self.c(x) * mask))
+    counts = net(lambda self, x: (self.n.add_(1), self.c(x) * self.n)[1], n=torch.zeros(()))
+    for model, args in ((masked, (images(), None)), (counts, (images(),))):
+        fast = optimized(model, *args)
+        fast.save(tmp_path / "net.tce")
+        again = tce.load_optimized(tmp_path / "net.tce", model)
+        assert again.report.whole == fast.report.whole
+        check(again, model, *args)
+
+
+def test_inference_mode() -> None:
+    with torch.inference_mode():
+        model, x = net(lambda self, x: F.relu(self.c(x) + x)), images()
+        fast = optimized(model, x)
+        check(fast, model, x)
+    check(fast, model, images())

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_cudnn_ext._workload.pytree import items_of, tensors_in
+
 _VALUES = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
 
 
@@ -18,12 +20,24 @@ class UnknownForm(TypeError):
 def form_of(value: Any) -> str:
     """What a trace depends on: containers, classes, and the dtypes and dimensions of tensors."""
     if isinstance(value, Tensor):
-        return f"{type(value).__name__}[{value.dtype},{value.dim()}]"
+        kind = "Tensor" if isinstance(value, torch.nn.Parameter) else type(value).__name__
+        return f"{kind}[{value.dtype},{value.dim()}]"
     if type(value) in (tuple, list):
         return f"{type(value).__name__}({','.join(map(form_of, value))})"
     if type(value) is dict:
         return f"dict({','.join(f'{key!r}:{form_of(one)}' for key, one in value.items())})"
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if tensors_in(value):
+        return f"{name}({','.join(f'{k!r}:{form_of(one)}' for k, one in items_of(value).items())})"
+    return name
+
+
+def autocast_now() -> str:
+    """The dtypes of autocast, which a forward may change for a part of itself."""
+    cast = [
+        (d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)
+    ]
+    return " ".join(f"{device}:{dtype}" for device, dtype in cast)
 
 
 def sizes_of(value: Any) -> str:
@@ -35,9 +49,10 @@ def content_of(value: Any) -> Any:
     """What a CUDA graph depends on: the form, sizes and strides of tensors, and all other values.
 
     Raises:
-        UnknownForm: There is another value than a tensor, a number, a text or None.
+        UnknownForm: There is something else than strided tensors, numbers, texts, None, dtypes and
+            devices, in tuples, lists and dicts.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.layout is torch.strided:
         return type(value), value.dtype, value.device, value.shape, value.stride()
     if type(value) in (tuple, list):
         return type(value), *map(content_of, value)

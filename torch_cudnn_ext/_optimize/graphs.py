@@ -15,7 +15,7 @@ from torch_cudnn_ext._workload.pytree import map_tensors
 
 MAX_GRAPHS = 8  # kinds of arguments; the one used longest ago goes first
 _WARM_UPS = 3  # calls before the capture, so that everything is chosen and allocated
-_lock = threading.Lock()  # captures use one stream
+_lock = threading.RLock()  # a network may hold another one that was optimized
 
 
 class CaptureError(RuntimeError):
@@ -42,11 +42,14 @@ class _Captured:
                 call(*self.inputs)
         before.wait_stream(stream)
         try:
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            # PyTorch's own stream for captures is of the device that captured first.
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.outputs = call(*self.inputs)
         except RuntimeError as error:
             torch.cuda.set_stream(before)  # a capture that fails may leave its own stream
-            _end_captures(before.device)
+            _end_captures(stream)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             raise CaptureError(str(error).strip().splitlines()[0]) from error
 
     def __call__(self, given: list[Tensor]) -> Any:
@@ -60,13 +63,13 @@ class _Captured:
         return results
 
 
-def _end_captures(device: torch.device) -> None:
+def _end_captures(stream: torch.cuda.Stream) -> None:
     """Let PyTorch's random generator leave the capture that failed, by one that succeeds.
 
     A capture that CUDA ends with an error leaves the generator in it (PyTorch 2.11).
     """
-    one = torch.ones(1, device=device)
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+    one, graph = torch.ones(1, device=stream.device), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         one.zero_()
 
 
@@ -81,14 +84,12 @@ class Graphs:
         """For copies and pickles, which capture anew."""
         return {"_call": self._call, "_captured": OrderedDict()}
 
-    def __len__(self) -> int:
-        return len(self._captured)
-
     def __call__(self, *args: Any) -> Any:
         """Replay the graph of such arguments, which the first of these calls captures.
 
         Raises:
             CaptureError: The call cannot be captured.
+            OutOfMemoryError: There is no memory for a capture.
             UnknownForm: As `content_of`.
         """
         tensors = tensors_of(args)

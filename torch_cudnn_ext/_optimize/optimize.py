@@ -16,11 +16,12 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import Module
 
 from torch_cudnn_ext import _C, nn
-from torch_cudnn_ext._optimize.forms import form_of, tensors_of
+from torch_cudnn_ext._optimize.forms import UnknownForm, autocast_now, content_of, form_of
 from torch_cudnn_ext._optimize.optimized import OptimizationReport, OptimizedModel
 from torch_cudnn_ext._optimize.recipe import LAYOUTS, NEW_SHAPES, Recipe, Way, read_recipe
 from torch_cudnn_ext._optimize.rewriting import Facts, Rewrites, facts_of, facts_of_run, rewrite
 from torch_cudnn_ext._optimize.tracing import (
+    CHANGES,
     Traced,
     change_of,
     same_random_numbers,
@@ -28,7 +29,7 @@ from torch_cudnn_ext._optimize.tracing import (
     trace_model,
 )
 from torch_cudnn_ext._policy_text import own_text
-from torch_cudnn_ext._torch_internals import has_forward_hooks
+from torch_cudnn_ext._torch_internals import has_forward_hooks, version_of
 from torch_cudnn_ext._workload.model_state import preserve_model_state
 from torch_cudnn_ext._workload.pytree import is_floating, map_tensors, tensors_in
 from torch_cudnn_ext.bench.networks import timer_of
@@ -93,9 +94,9 @@ def optimize(
     Raises:
         TypeError: ``model`` is no module, TorchScript compiled a part of it, or ``inputs`` are
             neither a tensor nor a tuple.
-        ValueError: A module has hooks, a lazy layer is not initialised, there is no tensor among
-            the inputs, the error is larger than ``max_error`` or cannot be measured, or an argument
-            is none of its values.
+        ValueError: A module has hooks, the model changes its inputs, a lazy layer is not
+            initialised, there is no tensor among the inputs, the error is larger than ``max_error``
+            or cannot be measured, or an argument is none of its values.
         RuntimeError: As `tuning.tune`.
 
     Example:
@@ -113,7 +114,10 @@ def optimize(
         args = map_tensors(lambda t: t.detach().clone(), given)
         form, digest = form_of(args), _digest(plain)
         layouts = ("contiguous", "channels_last") if layout == "search" else (layout,)
-        recipes = [Recipe(text, one, on_new_shape, cuda_graph, form, digest) for one in layouts]
+        recipes = [
+            Recipe(text, one, on_new_shape, cuda_graph, form, digest, autocast_now())
+            for one in layouts
+        ]
         found = _networks(plain, recipes, args)
         for fast in found:
             stack.enter_context(preserve_model_state(fast))
@@ -174,15 +178,16 @@ def load_optimized(path: str | os.PathLike[str], model: Module) -> OptimizedMode
     """
     file = read_recipe(path)
     plain = _plain_copy("load_optimized", model)
-    if file.recipe.layers == _digest(plain):
-        fast = _made(plain, file.recipe, facts_of(file.rewrites), (), "")
-    if file.recipe.layers != _digest(plain) or fast.report.rewrites != file.rewrites:
+    recipe, fast = file.recipe, None
+    if recipe.layers == _digest(plain):
+        fast = _made(plain, recipe, facts_of(file.rewrites), (), recipe.untraced)
+    if fast is None or fast.report.rewrites != file.rewrites:
         raise ValueError(
             f"load_optimized: {os.fspath(path)} was made of another network than this "
             f"{type(plain).__name__}: of {file.network}, or of other layers"
         )
     _C.table_import(file.rankings)
-    fast.report.way = file.recipe.way
+    fast.report.way = recipe.way
     fast.report.cuda_graph = _known_reason_against_graphs(fast)
     return fast
 
@@ -207,13 +212,13 @@ def _check(
 
 
 def _as_arguments(inputs: object) -> tuple[Any, ...]:
-    args = inputs if isinstance(inputs, tuple) else (inputs,)
+    args = tuple(inputs) if isinstance(inputs, tuple) else (inputs,)
     if not isinstance(inputs, Tensor | tuple):
         raise TypeError(
             f"optimize: argument inputs: got {type(inputs).__name__}, wanted a tensor or a tuple "
             "of positional arguments"
         )
-    if not tensors_of(args):
+    if not tensors_in(args):
         raise ValueError("optimize: argument inputs: got no tensor, wanted at least one")
     return args
 
@@ -259,16 +264,16 @@ def _changed_by_run(plain: Module, args: tuple[Any, ...]) -> str:
         ValueError: It changes its inputs.
     """
     before, tensors = state_of(plain), tensors_in(args)
-    versions, form = [t._version for t in tensors], form_of(args)
+    versions, form = [version_of(t) for t in tensors], form_of(args)
     with torch.no_grad():
         plain(*args)
-    if form != form_of(args) or versions != [t._version for t in tensors]:
+    if form != form_of(args) or versions != [version_of(t) for t in tensors]:
         raise ValueError(
             "model: got one that changes its inputs, wanted one that does not, since a CUDA graph "
             "and another layout read copies"
         )
     changed = change_of(before, state_of(plain))
-    return f"its forward changes {changed}" if changed else ""
+    return f"{CHANGES} {changed}" if changed else ""
 
 
 def _made(
@@ -283,8 +288,8 @@ def _made(
     if traced.graph is not None and example:
         try:
             with torch.no_grad():
-                shapes = ShapeProp(traced.graph)  # type: ignore[no-untyped-call]
-                shapes.propagate(*example)  # type: ignore[no-untyped-call]
+                run_with_shapes: Any = ShapeProp
+                run_with_shapes(traced.graph).propagate(*example)
         except Exception as error:  # the graph is not right for an argument that is no tensor
             traced = Traced(_copied(plain), {"": str(error).strip().splitlines()[0]})
     rewrites = Rewrites() if traced.graph is None else rewrite(traced.graph, facts)
@@ -293,7 +298,9 @@ def _made(
         tensor.data = recipe.in_layout(tensor.data)
     convert(tuned, exclude=_is_left)
     shared = {id(t): t for t in (*tuned.parameters(), *tuned.buffers())}
-    untuned = _copied(tuned, shared)
+    recipe.untraced = traced.whole.get("", "")
+    # A model has one state.
+    untuned = tuned if recipe.untraced.startswith(CHANGES) else _copied(tuned, shared)
     _set_policies(tuned, f"autotune;{recipe.policy}")
     _set_policies(untuned, f"{recipe.on_new_shape};{recipe.policy}")
     report = OptimizationReport(type(plain).__name__, rewrites, traced.whole, recipe.layout)
@@ -349,7 +356,7 @@ def _tune(
 
 def _device_of(fast: OptimizedModel, args: tuple[Any, ...]) -> str:
     # Some inputs of a network on a GPU, such as lengths, may be on the CPU.
-    return str(next(iter([*fast.parameters(), *tensors_of(args)])).device)
+    return str(next(iter([*fast.parameters(), *tensors_in(args)])).device)
 
 
 def _faster(found: list[OptimizedModel], args: tuple[Any, ...]) -> OptimizedModel:
@@ -381,6 +388,10 @@ def _reason_against_graphs(fast: OptimizedModel, args: tuple[Any, ...]) -> str:
         return reason
     if not all(t.is_cuda for t in tensors_in(args)):
         return "the inputs are not on a GPU"
+    try:
+        content_of(args)
+    except UnknownForm as error:
+        return f"an argument holds a {error}"
     for way in (Way.plain_graph, Way.optimized_graph):
         fast.run(way, *args)
     return fast.report.cuda_graph
@@ -429,7 +440,7 @@ def _is_right(fast: OptimizedModel, args: tuple[Any, ...], max_error: float | No
     coarsest = max((torch.finfo(t.dtype).eps for t in floats), default=0.0)
     if error <= MOST_ERROR_RATIO * plain_error + MOST_EPSILONS * coarsest:
         return True
-    report.way = Way.plain if report.cuda_graph else Way.plain_graph
+    report.way = Way.plain
     report.note = (
         f"PyTorch's layers run, since the error of ours was {error:.2g}, and of PyTorch's "
         f"{plain_error:.2g}"
@@ -464,8 +475,10 @@ def _largest_error(result: Any, of_plain: Any, wanted: list[Tensor]) -> float:
             largest = largest if torch.equal(got, other) else math.inf
         elif got.numel() > 0:
             right, got = right.double(), got.double()
-            same = (got == right) | (got.isnan() & other.isnan()) | (got == other.double())
             scale = float(torch.where(right.isfinite(), right.abs(), 0).max()) or 1.0
-            off = torch.where(same & ~right.isfinite(), 0, (got - right).abs() / scale)
+            # What is not finite must be as PyTorch's.
+            same = (got == right) | (got == other.double()) | (got.isnan() & other.isnan())
+            is_finite = right.isfinite() & other.isfinite()
+            off = torch.where(same & ~is_finite, 0, (got - right).abs() / scale)
             largest = max(largest, float(off.nan_to_num(math.inf, math.inf).max()))
     return largest

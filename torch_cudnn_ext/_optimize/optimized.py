@@ -10,7 +10,13 @@ from typing import Any, Self
 import torch
 from torch.nn import Module
 
-from torch_cudnn_ext._optimize.forms import UnknownForm, form_of, sizes_of, tensors_of
+from torch_cudnn_ext._optimize.forms import (
+    UnknownForm,
+    autocast_now,
+    form_of,
+    sizes_of,
+    tensors_of,
+)
 from torch_cudnn_ext._optimize.graphs import CaptureError, Graphs
 from torch_cudnn_ext._optimize.recipe import Recipe, Way
 from torch_cudnn_ext._optimize.rewriting import Rewrites
@@ -89,10 +95,12 @@ class OptimizedModel(Module):
 
     It takes the model's arguments and gives results of the model's types. It computes without
     gradients, with the weights that the model had. With CUDA graphs each kind of inputs (shapes,
-    strides, dtypes) has a graph, of which the last 8 are kept; the results are the caller's own.
+    strides, dtypes, and the values of numbers and texts) has a graph, of which the last 8 are kept;
+    the tensors of the results are the caller's own.
 
     Calls of another form than the example's run PyTorch's layers: keyword arguments, other numbers
-    of dimensions, dtypes or arguments. So do all calls after a move to another dtype or device.
+    of dimensions, dtypes or arguments, or another state of autocast. So do all calls after a move
+    to another dtype or device.
 
     Attributes:
         report: What was done, and how fast it is.
@@ -130,10 +138,12 @@ class OptimizedModel(Module):
             if way.in_graph and self._may_be_captured(args, kwargs):
                 try:
                     return self._graphs[way](*args)
-                except UnknownForm:
-                    pass  # an object that a graph cannot be told to belong to
+                except (UnknownForm, torch.OutOfMemoryError):
+                    pass  # this call runs without a graph
                 except CaptureError as error:
                     self.report.cuda_graph = str(error)
+                    for graphs in self._graphs.values():
+                        graphs.clear()
                     warn(f"optimize: calls run without a CUDA graph: {error}")
             return self._compute(way, *args, **kwargs)
 
@@ -149,7 +159,7 @@ class OptimizedModel(Module):
                 graphs.clear()
 
     def _may_be_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if kwargs or self.report.cuda_graph:
+        if self.report.cuda_graph or not self._is_as_traced(args, kwargs):
             return False
         tensors = tensors_of(args)
         is_on_gpu = bool(tensors) and all(t.is_cuda for t in tensors)
@@ -157,11 +167,17 @@ class OptimizedModel(Module):
 
     def _compute(self, way: Way, /, *args: Any, **kwargs: Any) -> Any:
         """Compute it without a graph. What was traced holds for the example's form alone."""
-        is_plain = way in (Way.plain, Way.plain_graph)
-        if is_plain or self._is_cast or kwargs or form_of(args) != self._recipe.form:
+        if way in (Way.plain, Way.plain_graph) or not self._is_as_traced(args, kwargs):
             return self._plain(*args, **kwargs)
         module = self._tuned if sizes_of(args) in self._recipe.shapes else self._untuned
-        return module(*map_tensors(self._recipe.in_layout, args))
+        return module(*map_tensors(self._recipe.in_layout, args), **kwargs)
+
+    def _is_as_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether what was traced is what the model does; its own code does it for all calls."""
+        if self._recipe.untraced:
+            return True
+        is_form = not kwargs and form_of(args) == self._recipe.form
+        return is_form and not self._is_cast and autocast_now() == self._recipe.autocast
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation.
@@ -179,10 +195,14 @@ class OptimizedModel(Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         for graphs in self._graphs.values():
             graphs.clear()
-        before = [(t.dtype, t.device) for t in self._plain.parameters()]
+        before = self._places()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._is_cast |= before != [(t.dtype, t.device) for t in self._plain.parameters()]
+        self._is_cast |= before != self._places()
         return self
+
+    def _places(self) -> list[tuple[Any, ...]]:
+        tensors = (*self._plain.parameters(), *self._plain.buffers())
+        return [(t.dtype, t.device) for t in tensors]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a recipe for `load_optimized`: what was done and measured, without weights.

@@ -51,6 +51,8 @@ class Recipe:
         way: The way that was fastest.
         form: The form of the example; see `form_of`.
         layers: A digest of the model's layers and their shapes.
+        autocast: The dtypes of autocast around `optimize`.
+        untraced: Why the model's own code runs; empty if it was traced.
         shapes: The devices and sizes of the inputs that were tuned.
         problems: The problems that were tuned.
     """
@@ -61,6 +63,8 @@ class Recipe:
     cuda_graph: bool
     form: str
     layers: str
+    autocast: str
+    untraced: str = ""
     way: Way = Way.optimized
     shapes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -92,6 +96,8 @@ class Recipe:
             f"cuda_graph = {str(self.cuda_graph).lower()}",
             f"form = {toml_string(self.form)}",
             f"layers = {toml_string(self.layers)}",
+            f"autocast = {toml_string(self.autocast)}",
+            f"untraced = {toml_string(self.untraced)}",
             f"way = {toml_string(self.way.name)}",
             *_list_lines("shapes", self.shapes),
             *_list_lines("problems", self.problems),
@@ -167,6 +173,8 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("policy", _is_text, "a policy text"),
     ("form", _is_text, "a text"),
     ("layers", _is_text, "a text"),
+    ("autocast", _is_text, "a text"),
+    ("untraced", _is_text, "a text"),
     ("layout", LAYOUTS.__contains__, f"one of {', '.join(LAYOUTS)}"),
     ("on_new_shape", NEW_SHAPES.__contains__, f"one of {', '.join(NEW_SHAPES)}"),
     ("cuda_graph", lambda value: isinstance(value, bool), "true or false"),

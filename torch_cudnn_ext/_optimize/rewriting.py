@@ -131,7 +131,8 @@ def rewrite(graph: fx.GraphModule, facts: Facts) -> Rewrites:
         _fold(graph, node, calls, facts, done)
     for node in list(graph.graph.nodes):
         _fuse(graph, node, calls, facts, done)
-    graph.graph.lint()  # type: ignore[no-untyped-call]
+    plain_graph: Any = graph.graph
+    plain_graph.lint()
     graph.delete_all_unused_submodules()
     graph.recompile()
     return done

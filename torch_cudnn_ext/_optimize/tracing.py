@@ -18,9 +18,11 @@ from torch.nn import Module
 
 from torch_cudnn_ext._torch_internals import version_of
 from torch_cudnn_ext._workload.model_state import preserve_model_state
+from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext.models.classes import counterparts
 from torch_cudnn_ext.nn.tunable import Tunable
 
+CHANGES = "its forward changes"  # and a name: the reason of a model that keeps state
 _CONSTANT = "_tensor_constant"  # what torch.fx calls a tensor that a forward makes
 IN_PLACE = (
     "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift",
@@ -122,7 +124,7 @@ def trace_model(model: Module) -> Traced:
     kinds = {p.kind for p in inspect.signature(type(model).forward).parameters.values()}
     if {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY} <= kinds:
         return Traced(model, {"": "its forward has *args and keyword-only arguments"})
-    with preserve_model_state(model), same_random_numbers():
+    with torch.no_grad(), preserve_model_state(model), same_random_numbers():
         return _trace(model)
 
 
@@ -137,10 +139,13 @@ def _trace(model: Module) -> Traced:
         except Exception as error:  # of the model's own forward
             return Traced(model, {"": _reason_of(error)})
     if changed := change_of(before, state_of(model)):
-        return Traced(model, {"": f"its forward changes {changed}"})
+        return Traced(model, {"": f"{CHANGES} {changed}"})
     constants = _constants(model, graph)
-    again = _graph_of(model, whole)
-    same = str(again) == str(graph) and all(map(_equal, constants, _constants(model, again)))
+    try:
+        again = _graph_of(model, whole)
+        same = str(again) == str(graph) and all(map(_equal, constants, _constants(model, again)))
+    except (Exception, _UntraceableError):  # it takes another way now
+        same = False
     if not same:
         return Traced(model, {"": "its forward makes random tensors"})
     try:
@@ -192,8 +197,8 @@ def same_random_numbers() -> Iterator[None]:
 
 
 # What a forward may change: (module, attribute) -> the value, its elements if it is a container,
-# and its version if it is a tensor.
-_State = dict[tuple[str, str], tuple[Any, list[Any], int | None]]
+# and the versions of the tensors in it.
+_State = dict[tuple[str, str], tuple[Any, list[Any], list[int | None]]]
 
 
 def state_of(model: Module) -> _State:
@@ -204,8 +209,8 @@ def state_of(model: Module) -> _State:
         tensors = [items.pop(key) for key in ("_parameters", "_buffers", "_modules")]
         for key, value in [*items.items(), *(pair for held in tensors for pair in held.items())]:
             if not key.startswith(_CONSTANT):
-                version = version_of(value) if isinstance(value, Tensor) else None
-                found[name, key] = value, list(_elements(value)), version
+                versions = [version_of(t) for t in tensors_in(value)]
+                found[name, key] = value, list(_elements(value)), versions
     return found
 
 

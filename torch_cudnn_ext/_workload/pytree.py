@@ -41,7 +41,7 @@ def instances_in(values: Any, kind: type[T]) -> list[T]:
     def visit(value: Any) -> None:
         if issubclass(type(value), kind):  # isinstance() holds for a weak proxy, too
             found.append(value)
-        elif (items := _items(value)) and id(value) not in seen:  # a container may hold itself
+        elif (items := items_of(value)) and id(value) not in seen:  # a container may hold itself
             seen[id(value)] = value
             for item in items.values():
                 visit(item)
@@ -84,7 +84,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
             return tuple.__new__(type(value), map(mapped, value))  # named tuples included
         if isinstance(value, set | frozenset):
             return type(value)(map(mapped, value))
-        items = _items(value)
+        items = items_of(value)
         has_keys = isinstance(value, MutableMapping | MutableSequence)
         if has_keys or isinstance(value, SimpleNamespace) or is_dataclass(value):
             copied = copy.copy(value)
@@ -104,7 +104,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
     return mapped(values)
 
 
-def _items(value: Any) -> dict[Any, Any]:
+def items_of(value: Any) -> dict[Any, Any]:
     """What a container holds; empty for what is no container."""
     if isinstance(value, _PLAIN):
         return {}
