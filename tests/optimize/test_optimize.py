@@ -24,13 +24,6 @@ BUDGET = {"time_budget_s": 0.2}
 Pair = namedtuple("Pair", ["first", "second"])
 
 
-@pytest.fixture(autouse=True)
-def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which way is the fastest matters to no test here."""
-    monkeypatch.setattr("torch_cudnn_ext.bench.networks.SAMPLE_MS", 1.0)
-    monkeypatch.setattr("torch_cudnn_ext._optimize.optimize.ROUNDS_S", 0.1)
-
-
 def trained_like(model: nn.Module) -> nn.Module:
     """A model whose batch norms have means, variances and weights as after training."""
     torch.manual_seed(1)

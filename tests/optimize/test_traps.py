@@ -21,13 +21,6 @@ from torch_cudnn_ext._optimize.recipe import Way
 Forward = Callable[..., Any]
 
 
-@pytest.fixture(autouse=True)
-def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which way is the fastest matters to no test here."""
-    monkeypatch.setattr("torch_cudnn_ext.bench.networks.SAMPLE_MS", 1.0)
-    monkeypatch.setattr("torch_cudnn_ext._optimize.optimize.ROUNDS_S", 0.1)
-
-
 def conv() -> nn.Conv2d:
     return nn.Conv2d(3, 3, 3, padding=1)
 

@@ -1,4 +1,4 @@
-"""The form of arguments: what a trace, and a CUDA graph, depend on."""
+"""What a trace and a CUDA graph depend on, and why there is none, as texts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ _VALUES = (type(None), bool, int, float, complex, str, torch.dtype, torch.device
 
 class UnknownForm(TypeError):
     """A value whose content is not known."""
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error's text, or its class."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def form_of(value: Any) -> str:

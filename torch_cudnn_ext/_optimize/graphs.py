@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext._optimize.forms import content_of, tensors_of
+from torch_cudnn_ext._optimize.forms import content_of, reason_of, tensors_of
 from torch_cudnn_ext._workload.pytree import map_tensors
 
 MAX_GRAPHS = 8  # kinds of arguments; the one used longest ago goes first
@@ -50,7 +50,7 @@ class _Captured:
             _end_captures(stream)
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise CaptureError(str(error).strip().splitlines()[0]) from error
+            raise CaptureError(reason_of(error)) from error
 
     def __call__(self, given: list[Tensor]) -> Any:
         stream = torch.cuda.current_stream()

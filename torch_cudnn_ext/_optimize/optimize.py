@@ -6,6 +6,7 @@ import copy
 import hashlib
 import math
 import os
+import statistics
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Any, Literal
@@ -16,7 +17,14 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import Module
 
 from torch_cudnn_ext import _C, nn
-from torch_cudnn_ext._optimize.forms import UnknownForm, autocast_now, content_of, form_of
+from torch_cudnn_ext._optimize.forms import (
+    UnknownForm,
+    autocast_now,
+    content_of,
+    form_of,
+    reason_of,
+    sizes_of,
+)
 from torch_cudnn_ext._optimize.optimized import OptimizationReport, OptimizedModel
 from torch_cudnn_ext._optimize.recipe import LAYOUTS, NEW_SHAPES, Recipe, Way, read_recipe
 from torch_cudnn_ext._optimize.rewriting import Facts, Rewrites, facts_of, facts_of_run, rewrite
@@ -38,7 +46,7 @@ from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.convert import conversion_steps, convert
 from torch_cudnn_ext.policy import PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.measure import Progress, check_constraints_alone
-from torch_cudnn_ext.tuning.tune import problems_met, tune
+from torch_cudnn_ext.tuning.tune import device_of, problems_met, tune
 
 Layout = Literal["keep", "contiguous", "channels_last", "search"]
 NewShape = Literal["heuristic", "autotune"]
@@ -122,12 +130,12 @@ def optimize(
         for fast in found:
             stack.enter_context(preserve_model_state(fast))
             fast.report.problems = _tune(fast, args, time_budget_s, knob_search, jobs, progress)
-            fast.tuned_for(args)
+            fast._recipe.shapes = [sizes_of(args)]
         fast = found[0] if len(found) == 1 else _faster(found, args)
         fast.report.cuda_graph = _reason_against_graphs(fast, args)
         if _is_right(fast, args, max_error):
             _choose_way(fast, args)
-    fast.forget_graphs()
+    fast._forget_graphs()
     return fast
 
 
@@ -187,7 +195,7 @@ def load_optimized(path: str | os.PathLike[str], model: Module) -> OptimizedMode
             f"{type(plain).__name__}: of {file.network}, or of other layers"
         )
     _C.table_import(file.rankings)
-    fast.report.way = recipe.way
+    fast.report.way = file.way
     fast.report.cuda_graph = _known_reason_against_graphs(fast)
     return fast
 
@@ -291,7 +299,7 @@ def _made(
                 run_with_shapes: Any = ShapeProp
                 run_with_shapes(traced.graph).propagate(*example)
         except Exception as error:  # the graph is not right for an argument that is no tensor
-            traced = Traced(_copied(plain), {"": str(error).strip().splitlines()[0]})
+            traced = Traced(_copied(plain), {"": reason_of(error)})
     rewrites = Rewrites() if traced.graph is None else rewrite(traced.graph, facts)
     tuned = traced.module
     for tensor in (*tuned.parameters(), *tuned.buffers()):
@@ -332,7 +340,7 @@ def _tune(
     progress: Progress | None,
 ) -> list[tuple[str, str, float | None, float | None]]:
     """Tune the problems of the network, and tell what was found."""
-    recipe, place = fast._recipe, _device_of(fast, args)
+    recipe, place = fast._recipe, device_of("optimize", fast, args)
     inputs = map_tensors(recipe.in_layout, args)
     recipe.problems = problems_met(fast._untuned, inputs, train=False, policy=recipe.policy)
     options = (place, recipe.policy, time_budget_s)
@@ -354,18 +362,13 @@ def _tune(
     return rows
 
 
-def _device_of(fast: OptimizedModel, args: tuple[Any, ...]) -> str:
-    # Some inputs of a network on a GPU, such as lengths, may be on the CPU.
-    return str(next(iter([*fast.parameters(), *tensors_in(args)])).device)
-
-
 def _faster(found: list[OptimizedModel], args: tuple[Any, ...]) -> OptimizedModel:
     times = _samples([(fast, Way.optimized) for fast in found], args)
     return found[0] if sum(times[0]) <= sum(times[1]) else found[1]
 
 
 def _samples(sides: list[tuple[OptimizedModel, Way]], args: tuple[Any, ...]) -> list[list[float]]:
-    device = _device_of(sides[0][0], args)
+    device = device_of("optimize", sides[0][0], args)
 
     def timer(fast: OptimizedModel, way: Way) -> Callable[[], float]:
         return timer_of(lambda: fast.run(way, *args), nullcontext, device)
@@ -404,7 +407,7 @@ def _choose_way(fast: OptimizedModel, args: tuple[Any, ...]) -> None:
     plain = [w for w in ways if w in (Way.plain, Way.plain_graph)]
     ours = [w for w in ways if w not in plain]
     times = dict(zip(ways, _samples([(fast, w) for w in ways], args), strict=True))
-    report.times_ms = {w: sorted(times[w])[len(times[w]) // 2] for w in ways}
+    report.times_ms = {w: statistics.median(times[w]) for w in ways}
     best = min(ours, key=report.times_ms.__getitem__)
     result = compare_samples([times[best], *(times[w] for w in plain)])
     if result.ratio < 1:

@@ -35,12 +35,12 @@ class OptimizationReport:
             layers are exchanged one by one.
         layout: The layout of images and filters.
         cuda_graph: Why there is no CUDA graph; empty if there is one.
-        problems: Each problem with its algorithm, its time and that of PyTorch's kernel in
-            milliseconds; ``None`` for what was not measured.
+        problems: A row for each problem: its line, its algorithm, the algorithm's time, and the
+            time of PyTorch's kernel. Times are in milliseconds; ``None`` means not measured.
         times_ms: The median time of a call, for each way that was timed.
         way: The way that runs.
-        ratio: The time of the best way with PyTorch's layers by that of the way that runs; above 1
-            is faster.
+        ratio: How many times as fast as PyTorch the network is: the time of the fastest way with
+            PyTorch's layers, divided by the time of the way that runs.
         interval: The 95 % interval of ``ratio``.
         error: The largest error of the optimized layers' results, relative to the largest element
             of the results in float64; ``None`` if the network does not run in float64.
@@ -94,9 +94,11 @@ class OptimizedModel(Module):
     """A network for inference, made by `optimize`.
 
     It takes the model's arguments and gives results of the model's types. It computes without
-    gradients, with the weights that the model had. With CUDA graphs each kind of inputs (shapes,
-    strides, dtypes, and the values of numbers and texts) has a graph, of which the last 8 are kept;
-    the tensors of the results are the caller's own.
+    gradients, with the weights that the model had.
+
+    A CUDA graph serves one kind of inputs: their shapes, strides and dtypes, and the values of
+    numbers and texts. The 8 graphs that were used last are kept. The tensors of the results are the
+    caller's own.
 
     Calls of another form than the example's run PyTorch's layers: keyword arguments, other numbers
     of dimensions, dtypes or arguments, or another state of autocast. So do all calls after a move
@@ -147,12 +149,7 @@ class OptimizedModel(Module):
                     warn(f"optimize: calls run without a CUDA graph: {error}")
             return self._compute(way, *args, **kwargs)
 
-    def tuned_for(self, args: tuple[Any, ...]) -> None:
-        """Run the tuned layers for inputs of these sizes from now on."""
-        if (sizes := sizes_of(args)) not in self._recipe.shapes:
-            self._recipe.shapes.append(sizes)
-
-    def forget_graphs(self) -> None:
+    def _forget_graphs(self) -> None:
         """Free the memory of the graphs of ways that do not run."""
         for way, graphs in self._graphs.items():
             if way is not self.report.way:
@@ -211,8 +208,8 @@ class OptimizedModel(Module):
             TypeError: ``path`` is no path.
             OSError: The file cannot be written.
         """
-        self._recipe.way = self.report.way
-        self._recipe.write(path, self.report.network, self.report.rewrites)
+        report = self.report
+        self._recipe.write(path, report.network, report.way, report.rewrites)
 
     def extra_repr(self) -> str:
         """The way that runs."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from torch_cudnn_ext._files import read_text, toml_string, write_text
 from torch_cudnn_ext._optimize.rewriting import Rewrites
+from torch_cudnn_ext._workload.models import in_channels_last
 from torch_cudnn_ext.policy import text_for_all
 from torch_cudnn_ext.tuning.store import entries, entry_line, parse_entry
 
@@ -46,9 +46,8 @@ class Recipe:
     Attributes:
         policy: The constraints.
         layout: Of images and filters.
-        on_new_shape: What layers do for other sizes than those of ``shapes``.
+        on_new_shape: How layers select their algorithms if the sizes are not in ``shapes``.
         cuda_graph: Whether calls may replay CUDA graphs.
-        way: The way that was fastest.
         form: The form of the example; see `form_of`.
         layers: A digest of the model's layers and their shapes.
         autocast: The dtypes of autocast around `optimize`.
@@ -65,7 +64,6 @@ class Recipe:
     layers: str
     autocast: str
     untraced: str = ""
-    way: Way = Way.optimized
     shapes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -73,12 +71,9 @@ class Recipe:
         """A tensor of images or filters in the layout, and any other as it is."""
         if self.layout == "keep" or tensor.dim() not in (4, 5):
             return tensor
-        if self.layout == "contiguous":
-            return tensor.contiguous()
-        last = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-        return tensor.contiguous(memory_format=last)
+        return tensor.contiguous() if self.layout == "contiguous" else in_channels_last(tensor)
 
-    def write(self, path: str | os.PathLike[str], network: str, done: Rewrites) -> None:
+    def write(self, path: str | os.PathLike[str], network: str, way: Way, done: Rewrites) -> None:
         """Write a file of TOML, which also holds the rankings of the problems.
 
         Raises:
@@ -98,7 +93,7 @@ class Recipe:
             f"layers = {toml_string(self.layers)}",
             f"autocast = {toml_string(self.autocast)}",
             f"untraced = {toml_string(self.untraced)}",
-            f"way = {toml_string(self.way.name)}",
+            f"way = {toml_string(way.name)}",
             *_list_lines("shapes", self.shapes),
             *_list_lines("problems", self.problems),
             *_list_lines("rankings", [entry_line(e) for e in held]),
@@ -116,6 +111,7 @@ class RecipeFile:
 
     network: str
     recipe: Recipe
+    way: Way
     rewrites: Rewrites
     rankings: list[TableEntry]
 
@@ -138,7 +134,7 @@ def read_recipe(path: str | os.PathLike[str]) -> RecipeFile:
 
 
 def _parsed(table: dict[str, Any]) -> RecipeFile:
-    _check_keys(table, ("format", "network", "rankings", "rewrites", *_RECIPE), "a recipe")
+    _check_keys(table, ("format", "network", "way", "rankings", "rewrites", *_RECIPE), "a recipe")
     if table["format"] != _FORMAT:
         raise ValueError(f"format is {table['format']!r}, wanted {_FORMAT}")
     for name, is_valid, wanted in _RULES:
@@ -152,10 +148,10 @@ def _parsed(table: dict[str, Any]) -> RecipeFile:
     for name in names:
         if not _is_texts(rewrites[name]):
             raise ValueError(f"{name} is {rewrites[name]!r:.80}, wanted a list of texts")
-    recipe = Recipe(**{name: table[name] for name in _RECIPE} | {"way": Way[table["way"]]})
+    recipe = Recipe(**{name: table[name] for name in _RECIPE})
     recipe.policy = text_for_all(recipe.policy)
     rankings = [parse_entry(line) for line in table["rankings"]]
-    return RecipeFile(table["network"], recipe, Rewrites(**rewrites), rankings)
+    return RecipeFile(table["network"], recipe, Way[table["way"]], Rewrites(**rewrites), rankings)
 
 
 def _is_text(value: object) -> bool:

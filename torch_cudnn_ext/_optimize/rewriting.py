@@ -121,21 +121,27 @@ class ConvolutionAddReLU(Module):
         ]
 
 
+@dataclass
+class _Work:
+    """A graph, what is known of it, how often it calls each module, and what was rewritten."""
+
+    graph: fx.GraphModule
+    facts: Facts
+    calls: dict[Module, int]
+    done: Rewrites = field(default_factory=Rewrites)
+
+
 def rewrite(graph: fx.GraphModule, facts: Facts) -> Rewrites:
     """Rewrite a graph in place."""
-    done = Rewrites()
-    calls = _call_counts(graph)
-    for node in list(graph.graph.nodes):
-        _remove(graph, node, done)
-    for node in list(graph.graph.nodes):
-        _fold(graph, node, calls, facts, done)
-    for node in list(graph.graph.nodes):
-        _fuse(graph, node, calls, facts, done)
+    work = _Work(graph, facts, _call_counts(graph))
+    for step in (_remove, _fold, _fuse):
+        for node in list(graph.graph.nodes):
+            step(work, node)
     plain_graph: Any = graph.graph
     plain_graph.lint()
     graph.delete_all_unused_submodules()
     graph.recompile()
-    return done
+    return work.done
 
 
 def _call_counts(graph: fx.GraphModule) -> dict[Module, int]:
@@ -153,16 +159,16 @@ def _module(graph: fx.GraphModule, node: Any) -> Module | None:
     return graph.get_submodule(str(node.target))
 
 
-def _remove(graph: fx.GraphModule, node: fx.Node, done: Rewrites) -> None:
+def _remove(work: _Work, node: fx.Node) -> None:
     """Removes a layer that returns its input."""
-    module = _module(graph, node)
+    module = _module(work.graph, node)
     is_off = node.op == "call_function" and node.target in _DROPOUTS and _is_off(node)
     does_nothing = type(module) in _NOTHING and module is not None and not module.training
     if not (is_off or does_nothing) or not node.args or not isinstance(node.args[0], fx.Node):
         return
     node.replace_all_uses_with(node.args[0])
-    graph.graph.erase_node(node)
-    done.removed.append(str(node.target) if module is not None else node.name)
+    work.graph.graph.erase_node(node)
+    work.done.removed.append(str(node.target) if module is not None else node.name)
 
 
 def _is_off(node: fx.Node) -> bool:
@@ -171,27 +177,21 @@ def _is_off(node: fx.Node) -> bool:
     return given is False
 
 
-def _fold(
-    graph: fx.GraphModule,
-    node: fx.Node,
-    calls: dict[Module, int],
-    facts: Facts,
-    done: Rewrites,
-) -> None:
+def _fold(work: _Work, node: fx.Node) -> None:
     """Puts a batch norm into the layer before it."""
-    norm: Any = _module(graph, node)
+    norm: Any = _module(work.graph, node)
     if type(norm) not in _NORMS or norm.training or norm.running_mean is None:
         return
     if len(node.args) != 1 or node.kwargs:
         return
     before: Any = node.args[0]
-    layer: Any = _module(graph, before)
-    if layer is None or calls[layer] != 1 or len(before.users) != 1 or len(before.args) != 1:
+    layer: Any = _module(work.graph, before)
+    if layer is None or work.calls[layer] != 1 or len(before.users) != 1 or len(before.args) != 1:
         return
     is_transposed = type(layer) in _TRANSPOSED
     if type(layer) in _FORWARD or (is_transposed and layer.groups == 1):
         channels = layer.out_channels
-    elif type(layer) is torch.nn.Linear and facts.is_matrix(_name_of(before), before):
+    elif type(layer) is torch.nn.Linear and work.facts.is_matrix(_name_of(before), before):
         channels = layer.out_features
     else:
         return
@@ -200,10 +200,10 @@ def _fold(
     folded: Any = _folded(layer, norm, is_transposed)
     if not all(bool(t.isfinite().all()) for t in folded.parameters()):
         return  # beyond the range of the dtype
-    _set(graph, before, folded)
+    _set(work.graph, before, folded)
     node.replace_all_uses_with(before)
-    graph.graph.erase_node(node)
-    done.folded.append(_name_of(before))
+    work.graph.graph.erase_node(node)
+    work.done.folded.append(_name_of(before))
 
 
 def _folded(layer: Any, norm: Any, is_transposed: bool) -> Module:
@@ -216,14 +216,9 @@ def _folded(layer: Any, norm: Any, is_transposed: bool) -> Module:
     return fused.to(layer.weight.dtype).requires_grad_(False)
 
 
-def _fuse(
-    graph: fx.GraphModule,
-    node: fx.Node,
-    calls: dict[Module, int],
-    facts: Facts,
-    done: Rewrites,
-) -> None:
+def _fuse(work: _Work, node: fx.Node) -> None:
     """Makes a convolution, a sum if there is one, and this ReLU one problem."""
+    graph = work.graph
     if not _is_relu(graph, node):
         return
     (before,) = node.all_input_nodes
@@ -231,23 +226,24 @@ def _fuse(
         return
     found, other = before, None
     if before.op in ("call_function", "call_method") and _is_add(before):
-        found, other = _summand(graph, before, calls)
-        if found is None or not facts.adds_alike(_name_of(found), before):
+        found, other = _summand(graph, before, work.calls)
+        if found is None or not work.facts.adds_alike(_name_of(found), before):
             return
-    conv = _fusable(graph, found, calls)
+    conv = _fusable(graph, found, work.calls)
     if conv is None or len(found.users) != 1 or _changes_between(graph, found, node, before):
         return
-    layer: Any = exchanged(conv)
     arguments: tuple[fx.Node, ...] = (found.args[0],)  # type: ignore[assignment]
+    layer: Any
     if other is None:
+        layer = _exchanged(conv)
         layer.activation = "relu"
-        done.activated.append(_name_of(found))
+        work.done.activated.append(_name_of(found))
     else:
         if not isinstance(conv.padding, tuple) or conv.padding_mode != "zeros":
             return
-        in_place = before.target in _IN_PLACE_ADDS
-        layer, arguments = ConvolutionAddReLU(layer, in_place), (*arguments, other)
-        done.residual.append(_name_of(found))
+        layer = ConvolutionAddReLU(_exchanged(conv), before.target in _IN_PLACE_ADDS)
+        arguments = (*arguments, other)
+        work.done.residual.append(_name_of(found))
     _set(graph, found, layer)
     with graph.graph.inserting_before(node):
         fused = graph.graph.call_module(str(found.target), arguments)
@@ -257,7 +253,7 @@ def _fuse(
         graph.graph.erase_node(unused)
 
 
-def exchanged(layer: Any) -> Module:
+def _exchanged(layer: Any) -> Module:
     """A copy of a layer of ``torch.nn`` as one of this package, with the same tensors."""
     ours = layer_with_same_tensors(layer)
     exchange(ours, counterparts()[type(layer)])
@@ -306,12 +302,12 @@ def _summand(graph: fx.GraphModule, add: fx.Node, calls: dict[Module, int]) -> t
 
 
 def _changes_between(
-    graph: fx.GraphModule, first: fx.Node, last: fx.Node, besides: fx.Node
+    graph: fx.GraphModule, first: fx.Node, last: fx.Node, ignored: fx.Node
 ) -> bool:
-    """Whether another node than one changes a tensor in place between two nodes."""
+    """Whether a node between two others may change a tensor in place; one node is ignored."""
     node = first.next
     while node is not last:
-        if node is not besides and not _is_pure(graph, node):
+        if node is not ignored and not _is_pure(graph, node):
             return True
         node = node.next
     return False

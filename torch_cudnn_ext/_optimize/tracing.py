@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.fx.immutable_collections import immutable_dict
 from torch.nn import Module
 
+from torch_cudnn_ext._optimize.forms import autocast_now, reason_of
 from torch_cudnn_ext._torch_internals import version_of
 from torch_cudnn_ext._workload.model_state import preserve_model_state
 from torch_cudnn_ext._workload.pytree import tensors_in
@@ -36,7 +37,7 @@ class _UntraceableError(BaseException):
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(name)
         self.name = name
-        self.reason = _reason_of(error)
+        self.reason = reason_of(error)
 
 
 class _Proxy(fx.Proxy):
@@ -116,7 +117,10 @@ class Traced:
 
 
 def trace_model(model: Module) -> Traced:
-    """Trace a model that nobody else uses. Its layers become those of the graph."""
+    """Trace a model.
+
+    The graph holds the model's own layers, so the caller uses the model for nothing else.
+    """
     if isinstance(model, Tunable) or type(model) in counterparts():
         return Traced(model)  # a layer
     if "forward" in vars(model):
@@ -137,7 +141,7 @@ def _trace(model: Module) -> Traced:
         except _UntraceableError as error:
             whole[error.name] = error.reason
         except Exception as error:  # of the model's own forward
-            return Traced(model, {"": _reason_of(error)})
+            return Traced(model, {"": reason_of(error)})
     if changed := change_of(before, state_of(model)):
         return Traced(model, {"": f"{CHANGES} {changed}"})
     constants = _constants(model, graph)
@@ -151,7 +155,7 @@ def _trace(model: Module) -> Traced:
     try:
         return Traced(fx.GraphModule(model, graph), whole)
     except Exception as error:  # the graph is no Python code
-        return Traced(model, {"": _reason_of(error)})
+        return Traced(model, {"": reason_of(error)})
 
 
 def _graph_of(model: Module, whole: dict[str, str]) -> fx.Graph:
@@ -173,17 +177,9 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
 
 
-def _reason_of(error: Exception) -> str:
-    """The first line of an error's text, or its class."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def _modes() -> tuple[Any, ...]:
     """What a forward may set for the operators that it calls."""
-    devices = ("cpu", "cuda")
-    casts = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts)
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_now()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import typer
 
 from torch_cudnn_ext._commands.commands import Optimize
 from torch_cudnn_ext._optimize.optimize import Layout, optimize
+from torch_cudnn_ext.analysis.settings import make_settings
 from torch_cudnn_ext.cli import checks, running, workload
 
 
@@ -21,8 +22,9 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
         raise typer.BadParameter(
             f"--model: got {given.model}, which gives keyword arguments, wanted a tensor or a tuple"
         )
-    budget = given.search.time_budget
+    search = given.search
     with running.ProgressBar() as bar, checks.errors_of_arguments():
+        settings = make_settings(place, None, text, search.time_budget, None, search.knob_search)
         fast = optimize(
             network,
             tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,),
@@ -30,9 +32,9 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
             layout=cast("Layout", given.layout),
             cuda_graph=given.cuda_graph,
             max_error=given.max_error,
-            time_budget_s=(0.0 if place.startswith("cuda") else 2.0) if budget is None else budget,
-            knob_search=given.search.knob_search,
-            jobs=given.search.jobs,
+            time_budget_s=settings.time_budget_s,
+            knob_search=settings.knob_search,
+            jobs=search.jobs,
             progress=bar,
         )
     typer.echo(str(fast.report))

@@ -153,11 +153,7 @@ def tune_model(
     """
     check_progress(progress)
     model = eager_model("tune_model", model)
-    # Some inputs of a network on a GPU, such as lengths, may be on the CPU.
-    tensors = [*model.parameters(), *tensors_in(inputs)]
-    if not tensors:
-        raise ValueError("tune_model: got a model and inputs without a tensor, wanted at least one")
-    place = checked_device(tensors[0].device)
+    place = device_of("tune_model", model, inputs)
     text = text_for_all(policy)
     problems = problems_met(model, inputs, train=train, policy=text)
     if not problems:
@@ -172,6 +168,22 @@ def tune_model(
         progress=progress,
         isolate=isolate,
     )
+
+
+def device_of(function: str, model: nn.Module, inputs: Any) -> str:
+    """The device of a model, or of the inputs of one without parameters.
+
+    Some inputs of a network on a GPU, such as lengths, may be on the CPU.
+
+    Raises:
+        ValueError: There is no tensor among inputs and parameters.
+    """
+    tensors = [*model.parameters(), *tensors_in(inputs)]
+    if not tensors:
+        raise ValueError(
+            f"{function}: got a model and inputs without a tensor, wanted at least one"
+        )
+    return checked_device(tensors[0].device)
 
 
 def problems_met(

@@ -125,8 +125,9 @@ const bool pooling_registered = register_errata({
                             [](const PoolingProblem& p) { return p.mode == PoolingMode::max; })
         .of("graph", {"eng2"})
         .in({"fwd"})
-        .adds(Note::reduced_range,
-              "engine 2 drops NaN: a maximum is that of the other elements of its window, or -inf")
+        .adds(
+            Note::reduced_range,
+            "engine 2 ignores NaN: it gives the maximum of the other elements of a window, or -inf")
         .seen(kCudnn9_19, "finite results of NaN; H200, with 9.28.1 too")
         .reproduced_by("pool_fwd x=f32[8,16,32,32]:nhwc window=2 stride=2 mode=max", "graph:eng2",
                        "one nan"),
