@@ -474,7 +474,8 @@ def test_a_write_out_of_bounds_costs_another_gpu_context(script: Scripted) -> No
     (rows,) = measure_tasks([Task(LINE, "cuda", FAKE)], isolate="always")
     found = by_algorithm(rows)
     for name in ("fake:first", "fake:later"):
-        assert found[name]["status"] == "failed" and found[name]["reason"] == "context lost"
+        row = found[name]
+        assert (row["status"], row["reason"]) == ("failed", "context lost"), row
     assert found["fake:good"]["status"] == found["aten:default"]["status"] == "ok"
     assert script.errata() == dict.fromkeys(("fake:first", "fake:later"), "context lost")
     assert torch.ones(3, device="cuda").sum().item() == 3  # the context of this process

@@ -245,9 +245,15 @@ def test_recurrent_networks_are_replayed() -> None:
 
     assert _replayed(lambda: [t.zero_() for t in results()]) > 0
     x.normal_()
-    before = made_again()
-    replayed = results()
-    assert made_again() == before + 2 and len(replayed) == 9
+    for _ in range(8):  # a graph serves the addresses that it was captured with
+        before = made_again()
+        replayed = results()
+        if made_again() == before + 2:
+            break
+        del replayed
+    else:
+        pytest.fail("never were both passes replayed")
+    assert len(replayed) == 9
     knobs.replay = "off"
     for mine, plain in zip(replayed, results(), strict=True):
         torch.testing.assert_close(mine, plain, rtol=0, atol=0)
