@@ -7,4 +7,4 @@ import pytest
 def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which way is the fastest matters to no test here."""
     monkeypatch.setattr("torch_cudnn_ext.bench.networks.SAMPLE_MS", 1.0)
-    monkeypatch.setattr("torch_cudnn_ext._optimize.optimize.ROUNDS_S", 0.1)
+    monkeypatch.setattr("torch_cudnn_ext._optimize.ways.ROUNDS_S", 0.1)

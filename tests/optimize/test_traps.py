@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import torch_cudnn_ext as tce
 from torch_cudnn_ext._optimize.forms import UnknownForm, content_of, form_of
-from torch_cudnn_ext._optimize.optimize import _largest_error
+from torch_cudnn_ext._optimize.numerics import largest_error
 from torch_cudnn_ext._optimize.recipe import Way
 
 Forward = Callable[..., Any]
@@ -259,14 +259,14 @@ def test_weights_beyond_the_range_are_not_folded() -> None:
 def test_errors_are_infinite_if_results_are_of_another_kind() -> None:
     right = torch.ones(2)
     nan, inf = torch.tensor([float("nan"), 1]), torch.tensor([float("inf"), 1])
-    assert _largest_error(nan, right, [right.double()]) == float("inf")
-    assert _largest_error(inf, right, [right.double()]) == float("inf")
-    assert _largest_error(inf, inf, [inf.double()]) == 0
-    assert _largest_error(nan, nan, [nan.double()]) == 0
-    assert _largest_error(right.double(), right, [right.double()]) == float("inf")
-    assert _largest_error((right,), right, [right.double()]) == float("inf")
-    assert _largest_error(right * 1.5, right, [right.double()]) == pytest.approx(0.5)
-    assert _largest_error(torch.tensor([1]), torch.tensor([2]), [right]) == float("inf")
+    assert largest_error(nan, right, [right.double()]) == float("inf")
+    assert largest_error(inf, right, [right.double()]) == float("inf")
+    assert largest_error(inf, inf, [inf.double()]) == 0
+    assert largest_error(nan, nan, [nan.double()]) == 0
+    assert largest_error(right.double(), right, [right.double()]) == float("inf")
+    assert largest_error((right,), right, [right.double()]) == float("inf")
+    assert largest_error(right * 1.5, right, [right.double()]) == pytest.approx(0.5)
+    assert largest_error(torch.tensor([1]), torch.tensor([2]), [right]) == float("inf")
 
 
 def test_forms_tell_arguments_apart() -> None:

@@ -219,6 +219,11 @@ class Optimize(Command):
         "keep", "--layout", "keep, contiguous, channels_last, or search for the faster of these."
     )
     cuda_graph: bool = option(True, "--cuda-graph/--no-cuda-graph", "Replay CUDA graphs.")
+    torch_compile: bool | None = option(
+        None,
+        "--torch-compile/--no-torch-compile",
+        "Let torch.compile make the code between the layers. Without either: on a GPU.",
+    )
     max_error: Annotated[
         float | None,
         typer.Option(

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch.nn import Module
 
+from torch_cudnn_ext._optimize.compiled import Compiled, CompileError
 from torch_cudnn_ext._optimize.forms import (
     UnknownForm,
     autocast_now,
@@ -35,17 +36,18 @@ class OptimizationReport:
             layers are exchanged one by one.
         layout: The layout of images and filters.
         cuda_graph: Why there is no CUDA graph; empty if there is one.
+        torch_compile: Why ``torch.compile`` compiles nothing; empty if it does.
         problems: A row for each problem: its line, its algorithm, the algorithm's time, and the
             time of PyTorch's kernel. Times are in milliseconds; ``None`` means not measured.
         times_ms: The median time of a call, for each way that was timed.
         way: The way that runs.
         ratio: How many times as fast as PyTorch the network is: the time of the fastest way with
-            PyTorch's layers, divided by the time of the way that runs.
+            PyTorch's layers (``torch.compile`` is one), divided by the time of the way that runs.
         interval: The 95 % interval of ``ratio``.
-        error: The largest error of the optimized layers' results, relative to the largest element
-            of the results in float64; ``None`` if the network does not run in float64.
-        plain_error: The same of PyTorch's layers.
-        note: Why PyTorch's layers run, if they do.
+        errors: For each way but those in CUDA graphs, the largest error of the results, relative to
+            the largest element of the results in float64. Empty if the network does not run in
+            float64.
+        note: Why PyTorch's layers run, if they do, and which results were too far off.
     """
 
     network: str
@@ -53,13 +55,13 @@ class OptimizationReport:
     whole: dict[str, str]
     layout: str
     cuda_graph: str = ""
+    torch_compile: str = ""
     problems: list[tuple[str, str, float | None, float | None]] = field(default_factory=list)
     times_ms: dict[Way, float] = field(default_factory=dict)
     way: Way = Way.optimized
     ratio: float = 1.0
     interval: tuple[float, float] = (1.0, 1.0)
-    error: float | None = None
-    plain_error: float | None = None
+    errors: dict[Way, float] = field(default_factory=dict)
     note: str = ""
 
     def __str__(self) -> str:
@@ -67,7 +69,7 @@ class OptimizationReport:
         done = self.rewrites
         low, high = self.interval
         lines = [f"{self.network}: {self.way.value}"]
-        if self.times_ms and not self.note:
+        if self.times_ms and not self.way.is_pytorchs:
             lines[0] += f", {self.ratio:.2f} times as fast as PyTorch ({low:.2f} to {high:.2f})"
         lines += [f"  {way.value}: {ms:.4g} ms" for way, ms in self.times_ms.items()]
         lines += [self.note] if self.note else []
@@ -82,8 +84,11 @@ class OptimizationReport:
         lines += [f"not traced: {name or 'the model'}: {why}" for name, why in self.whole.items()]
         if self.cuda_graph:
             lines.append(f"no CUDA graph: {self.cuda_graph}")
-        if self.error is not None and self.plain_error is not None:
-            lines.append(f"largest error: {self.error:.2g}; of PyTorch: {self.plain_error:.2g}")
+        if self.torch_compile:
+            lines.append(f"not compiled: {self.torch_compile}")
+        if self.errors:
+            errors = [f"{error:.2g} ({way.value})" for way, error in self.errors.items()]
+            lines.append(f"largest errors: {', '.join(errors)}")
         for problem, algorithm, ours, plain in self.problems:
             times = "" if ours is None or plain is None else f"  {ours:.4g} ms ({plain:.4g} ms)"
             lines.append(f"  {problem}  {algorithm}{times}")
@@ -118,13 +123,15 @@ class OptimizedModel(Module):
         plain: Module,
         tuned: Module,
         untuned: Module,
+        folded: Module,
         recipe: Recipe,
         report: OptimizationReport,
     ) -> None:
         """For `optimize` alone."""
         super().__init__()
-        self._plain, self._tuned, self._untuned = plain, tuned, untuned
+        self._plain, self._tuned, self._untuned, self._folded = plain, tuned, untuned, folded
         self._recipe = recipe
+        self._compiled = {Way.compiled: Compiled(folded), Way.mixed: Compiled(folded)}
         self._graphs = {way: Graphs(partial(self._compute, way)) for way in Way if way.in_graph}
         self._is_cast = False  # what was read of dtypes and devices may be in the graph
         self.report = report
@@ -137,17 +144,25 @@ class OptimizedModel(Module):
     def run(self, way: Way, /, *args: Any, **kwargs: Any) -> Any:
         """The same, in one of the ways."""
         with torch.no_grad():
-            if way.in_graph and self._may_be_captured(args, kwargs):
-                try:
-                    return self._graphs[way](*args)
-                except (UnknownForm, torch.OutOfMemoryError):
-                    pass  # this call runs without a graph
-                except CaptureError as error:
-                    self.report.cuda_graph = str(error)
-                    for graphs in self._graphs.values():
-                        graphs.clear()
-                    warn(f"optimize: calls run without a CUDA graph: {error}")
-            return self._compute(way, *args, **kwargs)
+            try:
+                return self._run(way, args, kwargs)
+            except CompileError as error:
+                self.report.torch_compile = str(error)
+                warn(f"optimize: calls run without torch.compile: {error}")
+            return self._run(way, args, kwargs)
+
+    def _run(self, way: Way, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if way.in_graph and self._may_be_captured(args, kwargs):
+            try:
+                return self._graphs[way](*args)
+            except (UnknownForm, torch.OutOfMemoryError):
+                pass  # this call runs without a graph
+            except CaptureError as error:
+                self.report.cuda_graph = str(error)
+                for graphs in self._graphs.values():
+                    graphs.clear()
+                warn(f"optimize: calls run without a CUDA graph: {error}")
+        return self._compute(way, *args, **kwargs)
 
     def _forget_graphs(self) -> None:
         """Free the memory of the graphs of ways that do not run."""
@@ -164,10 +179,13 @@ class OptimizedModel(Module):
 
     def _compute(self, way: Way, /, *args: Any, **kwargs: Any) -> Any:
         """Compute it without a graph. What was traced holds for the example's form alone."""
-        if way in (Way.plain, Way.plain_graph) or not self._is_as_traced(args, kwargs):
+        is_tuned = sizes_of(args) in self._recipe.shapes
+        is_compiled = way.is_compiled and is_tuned and not self.report.torch_compile
+        if not self._is_as_traced(args, kwargs) or (way.is_pytorchs and not is_compiled):
             return self._plain(*args, **kwargs)
-        module = self._tuned if sizes_of(args) in self._recipe.shapes else self._untuned
-        return module(*map_tensors(self._recipe.in_layout, args), **kwargs)
+        ours = self._tuned if is_tuned else self._untuned
+        network = self._compiled[way.without_graph] if is_compiled else ours
+        return network(*map_tensors(self._recipe.in_layout, args), **kwargs)
 
     def _is_as_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether what was traced is what the model does; its own code does it for all calls."""

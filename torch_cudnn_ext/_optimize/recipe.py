@@ -30,13 +30,32 @@ class Way(StrEnum):
 
     plain = "PyTorch's layers"
     plain_graph = "PyTorch's layers in a CUDA graph"
+    compiled = "torch.compile"
+    compiled_graph = "torch.compile in a CUDA graph"
     optimized = "optimized layers"
     optimized_graph = "optimized layers in a CUDA graph"
+    mixed = "optimized layers and torch.compile"
+    mixed_graph = "optimized layers and torch.compile in a CUDA graph"
 
     @property
     def in_graph(self) -> bool:
         """Whether calls replay CUDA graphs."""
-        return self in (Way.plain_graph, Way.optimized_graph)
+        return self.name.endswith("_graph")
+
+    @property
+    def without_graph(self) -> Way:
+        """The same without CUDA graphs."""
+        return Way[self.name.removesuffix("_graph")]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether ``torch.compile`` compiles it."""
+        return self.without_graph in (Way.compiled, Way.mixed)
+
+    @property
+    def is_pytorchs(self) -> bool:
+        """Whether none of our layers run."""
+        return self.without_graph in (Way.plain, Way.compiled)
 
 
 @dataclass
@@ -48,24 +67,30 @@ class Recipe:
         layout: Of images and filters.
         on_new_shape: How layers select their algorithms if the sizes are not in ``shapes``.
         cuda_graph: Whether calls may replay CUDA graphs.
+        torch_compile: Whether ``torch.compile`` may compile the network.
         form: The form of the example; see `form_of`.
         layers: A digest of the model's layers and their shapes.
         autocast: The dtypes of autocast around `optimize`.
         untraced: Why the model's own code runs; empty if it was traced.
         shapes: The devices and sizes of the inputs that were tuned.
         problems: The problems that were tuned.
+        separate: Layers that take in nothing where the network is compiled.
+        left: Layers that are PyTorch's where the network is compiled.
     """
 
     policy: str
     layout: str
     on_new_shape: str
     cuda_graph: bool
+    torch_compile: bool
     form: str
     layers: str
     autocast: str
     untraced: str = ""
     shapes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    separate: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
     def in_layout(self, tensor: Tensor) -> Tensor:
         """A tensor of images or filters in the layout, and any other as it is."""
@@ -89,6 +114,7 @@ class Recipe:
             f"layout = {toml_string(self.layout)}",
             f"on_new_shape = {toml_string(self.on_new_shape)}",
             f"cuda_graph = {str(self.cuda_graph).lower()}",
+            f"torch_compile = {str(self.torch_compile).lower()}",
             f"form = {toml_string(self.form)}",
             f"layers = {toml_string(self.layers)}",
             f"autocast = {toml_string(self.autocast)}",
@@ -96,6 +122,8 @@ class Recipe:
             f"way = {toml_string(way.name)}",
             *_list_lines("shapes", self.shapes),
             *_list_lines("problems", self.problems),
+            *_list_lines("separate", self.separate),
+            *_list_lines("left", self.left),
             *_list_lines("rankings", [entry_line(e) for e in held]),
             "",
             "[rewrites]",
@@ -162,6 +190,10 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
 _RECIPE = tuple(kind.name for kind in fields(Recipe))
 # Of a key: whether a value is right, and what is wanted.
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -173,10 +205,13 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("untraced", _is_text, "a text"),
     ("layout", LAYOUTS.__contains__, f"one of {', '.join(LAYOUTS)}"),
     ("on_new_shape", NEW_SHAPES.__contains__, f"one of {', '.join(NEW_SHAPES)}"),
-    ("cuda_graph", lambda value: isinstance(value, bool), "true or false"),
+    ("cuda_graph", _is_flag, "true or false"),
+    ("torch_compile", _is_flag, "true or false"),
     ("way", [w.name for w in Way].__contains__, f"one of {', '.join(w.name for w in Way)}"),
     ("shapes", _is_texts, "a list of texts"),
     ("problems", _is_texts, "a list of texts"),
+    ("separate", _is_texts, "a list of texts"),
+    ("left", _is_texts, "a list of texts"),
     ("rankings", _is_texts, "a list of texts"),
 )
 

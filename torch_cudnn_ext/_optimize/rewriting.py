@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,24 +123,49 @@ class ConvolutionAddReLU(Module):
 
 @dataclass
 class _Work:
-    """A graph, what is known of it, how often it calls each module, and what was rewritten."""
+    """A graph, what is known of it, how often it calls each module, and what was rewritten.
+
+    ``separate`` holds the names of convolutions that take in nothing.
+    """
 
     graph: fx.GraphModule
     facts: Facts
     calls: dict[Module, int]
-    done: Rewrites = field(default_factory=Rewrites)
+    done: Rewrites
+    separate: Collection[str] = ()
 
 
-def rewrite(graph: fx.GraphModule, facts: Facts) -> Rewrites:
-    """Rewrite a graph in place."""
-    work = _Work(graph, facts, _call_counts(graph))
-    for step in (_remove, _fold, _fuse):
-        for node in list(graph.graph.nodes):
+def fold(graph: fx.GraphModule, facts: Facts) -> Rewrites:
+    """Remove the layers that do nothing and fold batch norms, in place."""
+    return _rewritten(_Work(graph, facts, _call_counts(graph), Rewrites()), _remove, _fold)
+
+
+def fuse(
+    graph: fx.GraphModule, facts: Facts, done: Rewrites, separate: Collection[str] = ()
+) -> Rewrites:
+    """Let convolutions take in sums and ReLU, in place, but those that are named.
+
+    Args:
+        graph: What `fold` made.
+        facts: As for `fold`.
+        done: What `fold` returned.
+        separate: Names of convolutions in the model that take in nothing.
+
+    Returns:
+        What was done in all.
+    """
+    done = Rewrites([*done.removed], [*done.folded])
+    return _rewritten(_Work(graph, facts, _call_counts(graph), done, separate), _fuse)
+
+
+def _rewritten(work: _Work, *steps: Callable[[_Work, fx.Node], None]) -> Rewrites:
+    plain_graph: Any = work.graph.graph
+    for step in steps:
+        for node in list(plain_graph.nodes):
             step(work, node)
-    plain_graph: Any = graph.graph
     plain_graph.lint()
-    graph.delete_all_unused_submodules()
-    graph.recompile()
+    work.graph.delete_all_unused_submodules()
+    work.graph.recompile()
     return work.done
 
 
@@ -191,7 +216,7 @@ def _fold(work: _Work, node: fx.Node) -> None:
     is_transposed = type(layer) in _TRANSPOSED
     if type(layer) in _FORWARD or (is_transposed and layer.groups == 1):
         channels = layer.out_channels
-    elif type(layer) is torch.nn.Linear and work.facts.is_matrix(_name_of(before), before):
+    elif type(layer) is torch.nn.Linear and work.facts.is_matrix(name_of(before), before):
         channels = layer.out_features
     else:
         return
@@ -203,7 +228,7 @@ def _fold(work: _Work, node: fx.Node) -> None:
     _set(work.graph, before, folded)
     node.replace_all_uses_with(before)
     work.graph.graph.erase_node(node)
-    work.done.folded.append(_name_of(before))
+    work.done.folded.append(name_of(before))
 
 
 def _folded(layer: Any, norm: Any, is_transposed: bool) -> Module:
@@ -227,9 +252,9 @@ def _fuse(work: _Work, node: fx.Node) -> None:
     found, other = before, None
     if before.op in ("call_function", "call_method") and _is_add(before):
         found, other = _summand(graph, before, work.calls)
-        if found is None or not work.facts.adds_alike(_name_of(found), before):
+        if found is None or not work.facts.adds_alike(name_of(found), before):
             return
-    conv = _fusable(graph, found, work.calls)
+    conv = None if name_of(found) in work.separate else _fusable(graph, found, work.calls)
     if conv is None or len(found.users) != 1 or _changes_between(graph, found, node, before):
         return
     arguments: tuple[fx.Node, ...] = (found.args[0],)  # type: ignore[assignment]
@@ -237,13 +262,13 @@ def _fuse(work: _Work, node: fx.Node) -> None:
     if other is None:
         layer = _exchanged(conv)
         layer.activation = "relu"
-        work.done.activated.append(_name_of(found))
+        work.done.activated.append(name_of(found))
     else:
         if not isinstance(conv.padding, tuple) or conv.padding_mode != "zeros":
             return
         layer = ConvolutionAddReLU(_exchanged(conv), before.target in _IN_PLACE_ADDS)
         arguments = (*arguments, other)
-        work.done.residual.append(_name_of(found))
+        work.done.residual.append(name_of(found))
     _set(graph, found, layer)
     with graph.graph.inserting_before(node):
         fused = graph.graph.call_module(str(found.target), arguments)
@@ -335,14 +360,14 @@ def _is_pure(graph: fx.GraphModule, node: fx.Node) -> bool:
 
 def _set(graph: fx.GraphModule, node: fx.Node, module: Module) -> None:
     """Makes a node call a new module; others may use the one that it called, or its tensors."""
-    node.meta[_NAME] = _name_of(node)
-    target, count = f"optimized_{_name_of(node).replace('.', '_')}", 0
+    node.meta[_NAME] = name_of(node)
+    target, count = f"optimized_{name_of(node).replace('.', '_')}", 0
     while hasattr(graph, name := f"{target}_{count}" if count else target):
         count += 1
     graph.add_submodule(name, module)
     node.target = name
 
 
-def _name_of(node: fx.Node) -> str:
+def name_of(node: fx.Node) -> str:
     """The name in the model of the layer that a node calls."""
     return str(node.meta.get(_NAME, node.target))

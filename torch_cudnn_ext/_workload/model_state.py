@@ -252,3 +252,16 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 def own_tensors(model: nn.Module) -> list[Tensor]:
     """The tensors of a model and those that attributes of its modules hold, each once."""
     return [*{id(t): t for t in tensors_in([vars(one) for one in modules_of(model)])}.values()]
+
+
+def copied(module: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy whose modules train or not as before, which some classes do not copy.
+
+    Args:
+        module: What is copied.
+        shared: Objects that the copy holds as they are, by their ``id``.
+    """
+    made = copy.deepcopy(module, shared or {})
+    for name, one in module.named_modules():
+        made.get_submodule(name).training = one.training
+    return made

@@ -31,6 +31,7 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
             policy=text,
             layout=cast("Layout", given.layout),
             cuda_graph=given.cuda_graph,
+            torch_compile=given.torch_compile,
             max_error=given.max_error,
             time_budget_s=settings.time_budget_s,
             knob_search=settings.knob_search,

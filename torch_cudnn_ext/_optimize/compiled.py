@@ -1,0 +1,116 @@
+"""The network for ``torch.compile``: our layers where they are faster, and Inductor's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.nn import Module
+
+from torch_cudnn_ext import _C, nn
+from torch_cudnn_ext._optimize.forms import reason_of
+from torch_cudnn_ext._optimize.rewriting import name_of
+from torch_cudnn_ext.ops.decision import last_decision
+
+FAMILIES = ("conv", "rnn")  # Inductor's code of others is as fast as ours, or faster
+
+
+class CompileError(RuntimeError):
+    """A network cannot be compiled."""
+
+
+class Compiled:
+    """A module that ``torch.compile`` compiles at its first call.
+
+    Attributes:
+        module: The module.
+    """
+
+    def __init__(self, module: Module) -> None:
+        """Nothing is compiled yet."""
+        self.module = module
+        self._call: Callable[..., Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which compile anew."""
+        return {"module": self.module, "_call": None}
+
+    def __call__(self, *args: Any) -> Any:
+        """Compute what the module computes.
+
+        Raises:
+            CompileError: It cannot be compiled.
+            OutOfMemoryError: There is no memory to compile it.
+        """
+        if self._call is not None:
+            return self._call(*args)
+        compiled = torch.compile(self.module, fullgraph=True, dynamic=False)
+        try:
+            result = compiled(*args)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of Dynamo, of Inductor, or of a compiler that it calls
+            raise CompileError(reason_of(error)) from error
+        self._call = compiled
+        return result
+
+
+class LayerChoice(NamedTuple):
+    """What a layer ran in one call.
+
+    Attributes:
+        layer: The layer's name in the model.
+        algorithm: The algorithm.
+        is_fused: Whether one kernel computes the convolution and what it took in.
+    """
+
+    layer: str
+    algorithm: str
+    is_fused: bool
+
+
+def choices_of(
+    network: fx.GraphModule, call: Callable[[], Any], options: tuple[str, str, float]
+) -> list[LayerChoice]:
+    """What the layers of a rewritten network run in a call, of the families that stay ours.
+
+    Args:
+        network: The network.
+        call: Calls it.
+        options: The device, the constraints and the time budget of its tuning.
+    """
+    found: list[LayerChoice] = []
+
+    def note(name: str, *_: object) -> None:
+        ran = last_decision()
+        if ran is not None:
+            rows = _C.tuned(ran.problem, *options) or []
+            notes = [row["notes"] for row in rows if row["algorithm"] == ran.algorithm]
+            found.append(LayerChoice(name, ran.algorithm, any("fused" in n for n in notes)))
+
+    hooks = []
+    for node in network.graph.nodes:
+        module = network.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if module is not None and any(map(stays_ours, module.modules())):
+            hooks.append(module.register_forward_hook(partial(note, name_of(node))))
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def stays_ours(layer: Module) -> bool:
+    """Whether a layer of this package may be part of a compiled network."""
+    return isinstance(layer, nn.Tunable) and layer.family in FAMILIES
+
+
+def targets_of(network: fx.GraphModule, layers: Iterable[str]) -> set[str]:
+    """The names in a rewritten network of the modules that stand for layers of the model."""
+    names = set(layers)
+    calls = [node for node in network.graph.nodes if node.op == "call_module"]
+    return {str(node.target) for node in calls if name_of(node) in names}

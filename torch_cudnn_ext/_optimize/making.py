@@ -1,0 +1,151 @@
+"""The networks that `optimize` makes of a model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Iterable
+from typing import Any, cast
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.passes.shape_prop import ShapeProp
+from torch.nn import Module
+
+from torch_cudnn_ext import nn
+from torch_cudnn_ext._optimize.compiled import FAMILIES, targets_of
+from torch_cudnn_ext._optimize.forms import form_of, reason_of
+from torch_cudnn_ext._optimize.optimized import OptimizationReport, OptimizedModel
+from torch_cudnn_ext._optimize.recipe import Recipe
+from torch_cudnn_ext._optimize.rewriting import Facts, Rewrites, fold, fuse
+from torch_cudnn_ext._optimize.tracing import CHANGES, Traced, change_of, state_of, trace_model
+from torch_cudnn_ext._policy_text import own_text
+from torch_cudnn_ext._torch_internals import has_forward_hooks, version_of
+from torch_cudnn_ext._workload.model_state import copied
+from torch_cudnn_ext._workload.pytree import tensors_in
+from torch_cudnn_ext.models.checks import eager_model
+from torch_cudnn_ext.models.convert import conversion_steps, convert
+from torch_cudnn_ext.policy import text_for_all
+
+LEFT_TO_PYTORCH = ("activation", "dropout")  # cuDNN's kernels of these are not faster
+
+
+def plain_copy(function: str, model: Module) -> Module:
+    """A copy of the model for inference.
+
+    Raises:
+        TypeError: As `optimize`.
+        ValueError: As `optimize`.
+    """
+    model = eager_model(function, model)
+    for name, module in model.named_modules():
+        if has_forward_hooks(module):
+            raise ValueError(
+                f"model: got hooks of {name or 'the model'}, which a rewritten "
+                "network would not call as before; wanted a model without hooks"
+            )
+    return copied(model).eval().requires_grad_(False)
+
+
+def digest_of(model: Module) -> str:
+    """Of the classes of a model's modules and the shapes of its tensors."""
+    lines = [
+        f"{name} {type(one).__name__} {one.extra_repr()}" for name, one in model.named_modules()
+    ]
+    lines += [f"{name} {tuple(t.shape)}" for name, t in model.state_dict().items()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def changed_by_run(plain: Module, args: tuple[Any, ...]) -> str:
+    """What of a model its forward changes; empty if nothing.
+
+    Raises:
+        ValueError: It changes its inputs.
+    """
+    before, tensors = state_of(plain), tensors_in(args)
+    versions, form = [version_of(t) for t in tensors], form_of(args)
+    with torch.no_grad():
+        plain(*args)
+    if form != form_of(args) or versions != [version_of(t) for t in tensors]:
+        raise ValueError(
+            "model: got one that changes its inputs, wanted one that does not, since a CUDA graph "
+            "and another layout read copies"
+        )
+    changed = change_of(before, state_of(plain))
+    return f"{CHANGES} {changed}" if changed else ""
+
+
+def make_network(
+    plain: Module, recipe: Recipe, facts: Facts, example: tuple[Any, ...], state: str
+) -> OptimizedModel:
+    """The network, before anything is tuned; without an example for the facts of a recipe.
+
+    ``state`` says what of the model its forward changes.
+    """
+    own = copied(plain)
+    traced = Traced(own, {"": state}) if state else trace_model(own)
+    if traced.graph is not None and example:
+        try:
+            with torch.no_grad():
+                run_with_shapes: Any = ShapeProp
+                run_with_shapes(traced.graph).propagate(*example)
+        except Exception as error:  # the graph is not right for an argument that is no tensor
+            traced = Traced(copied(plain), {"": reason_of(error)})
+    folded, graph = traced.module, traced.graph
+    rewrites = Rewrites() if graph is None else fold(graph, facts)
+    for tensor in (*folded.parameters(), *folded.buffers()):
+        tensor.data = recipe.in_layout(tensor.data)
+    tuned = folded if graph is None else _sharing_copy(folded)
+    if isinstance(tuned, GraphModule):
+        rewrites = fuse(tuned, facts, rewrites)
+    convert(tuned, exclude=_is_left)
+    recipe.untraced = traced.whole.get("", "")
+    # A model has one state.
+    untuned = tuned if recipe.untraced.startswith(CHANGES) else _sharing_copy(tuned)
+    _set_policies(tuned, f"autotune;{recipe.policy}")
+    _set_policies(untuned, f"{recipe.on_new_shape};{recipe.policy}")
+    report = OptimizationReport(type(plain).__name__, rewrites, traced.whole, recipe.layout)
+    report.torch_compile = _reason_against_compiling(recipe, traced)
+    return OptimizedModel(plain, tuned, untuned, folded, recipe, report)
+
+
+def _sharing_copy(network: Module) -> Module:
+    """A copy that holds the same tensors."""
+    return copied(network, {id(t): t for t in (*network.parameters(), *network.buffers())})
+
+
+def _reason_against_compiling(recipe: Recipe, traced: Traced) -> str:
+    if not recipe.torch_compile:
+        return "torch_compile=False"
+    return f"{names_text(traced.whole)} was not traced" if traced.whole else ""
+
+
+def names_text(whole: Iterable[str]) -> str:
+    return ", ".join(name or "the model" for name in whole)
+
+
+def make_mixed_network(fast: OptimizedModel, facts: Facts) -> GraphModule:
+    """The network to be compiled, as the recipe says, with the rest left to Inductor."""
+    recipe, network = fast._recipe, cast("GraphModule", _sharing_copy(fast._folded))
+    fuse(network, facts, fast.report.rewrites, recipe.separate)
+    left = targets_of(network, recipe.left)
+    convert(network, exclude=lambda name, module: name in left or _is_left(name, module, FAMILIES))
+    _set_policies(network, f"autotune;{recipe.policy}")
+    return network
+
+
+def _is_left(_name: str, module: Module, ours: Container[str] | None = None) -> bool:
+    """Whether a layer stays PyTorch's; ``ours`` are the families that do not."""
+    if any(not t.is_floating_point() for t in module.parameters(recurse=False)):
+        return True  # complex or quantised
+    steps = conversion_steps(module) if next(module.children(), None) is None else []
+    families = [s.becomes.family for s in steps if s.becomes and issubclass(s.becomes, nn.Tunable)]
+    return any(
+        family in LEFT_TO_PYTORCH if ours is None else family not in ours for family in families
+    )
+
+
+def _set_policies(module: Module, text: str) -> None:
+    """Set the policy of all layers that have none of their own."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Tunable) and not layer._draws and layer.policy is None:
+            layer.policy = own_text(text_for_all(text), layer.family)

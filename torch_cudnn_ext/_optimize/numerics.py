@@ -1,0 +1,60 @@
+"""How far the results of a network are from those in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from torch_cudnn_ext._optimize.forms import form_of
+from torch_cudnn_ext._workload.model_state import copied
+from torch_cudnn_ext._workload.pytree import is_floating, map_tensors, tensors_in
+
+# Results are not used if their error is larger than so many times PyTorch's and so many roundings.
+MOST_ERROR_RATIO, MOST_EPSILONS = 10.0, 64.0
+
+
+def is_far_less_accurate(error: float, plain_error: float, of_plain: Any) -> bool:
+    """Whether an error is far larger than that of PyTorch's layers, whose results are given."""
+    floats = [*filter(is_floating, tensors_in(of_plain))]
+    coarsest = max((torch.finfo(t.dtype).eps for t in floats), default=0.0)
+    return not error <= MOST_ERROR_RATIO * plain_error + MOST_EPSILONS * coarsest
+
+
+def results_in_float64(plain: Module, args: tuple[Any, ...], of_plain: Any) -> list[Tensor] | None:
+    """The tensors of the model's results in float64; None if it has no such results."""
+
+    def wide(tensor: Tensor) -> Tensor:
+        return tensor.double() if is_floating(tensor) else tensor.clone()
+
+    try:
+        with torch.no_grad():
+            result = tensors_in(copied(plain).double()(*map_tensors(wide, args)))
+    except Exception:  # an operator or a check that takes no float64, or memory is short
+        return None
+    shapes = [[t.shape for t in tensors] for tensors in (result, tensors_in(of_plain))]
+    return result if shapes[0] == shapes[1] else None
+
+
+def largest_error(result: Any, of_plain: Any, wanted: list[Tensor]) -> float:
+    """Relative to the largest element; infinite if a result is of another kind than the model's."""
+    tensors, plain = tensors_in(result), tensors_in(of_plain)
+    kinds = [[(t.shape, t.dtype) for t in those] for those in (tensors, plain)]
+    if form_of(result) != form_of(of_plain) or kinds[0] != kinds[1]:
+        return math.inf
+    largest = 0.0
+    for got, other, right in zip(tensors, plain, wanted, strict=True):
+        if not is_floating(got):
+            largest = largest if torch.equal(got, other) else math.inf
+        elif got.numel() > 0:
+            right, got = right.double(), got.double()
+            scale = float(torch.where(right.isfinite(), right.abs(), 0).max()) or 1.0
+            # What is not finite must be as PyTorch's.
+            same = (got == right) | (got == other.double()) | (got.isnan() & other.isnan())
+            is_finite = right.isfinite() & other.isfinite()
+            off = torch.where(same & ~is_finite, 0, (got - right).abs() / scale)
+            largest = max(largest, float(off.nan_to_num(math.inf, math.inf).max()))
+    return largest

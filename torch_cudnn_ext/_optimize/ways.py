@@ -1,0 +1,119 @@
+"""The ways to compute a network that may run, and the fastest of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from torch_cudnn_ext._optimize.forms import UnknownForm, content_of
+from torch_cudnn_ext._optimize.making import names_text
+from torch_cudnn_ext._optimize.numerics import (
+    is_far_less_accurate,
+    largest_error,
+    results_in_float64,
+)
+from torch_cudnn_ext._optimize.optimized import OptimizedModel
+from torch_cudnn_ext._optimize.recipe import Way
+from torch_cudnn_ext._workload.pytree import tensors_in
+from torch_cudnn_ext.bench.networks import timer_of
+from torch_cudnn_ext.bench.rounds import compare_samples, samples
+from torch_cudnn_ext.tuning.tune import device_of
+
+ROUNDS = 31
+ROUNDS_S = 5.0
+
+
+def faster_of(found: list[OptimizedModel], args: tuple[Any, ...]) -> OptimizedModel:
+    times = _samples([(fast, Way.optimized) for fast in found], args)
+    return found[0] if sum(times[0]) <= sum(times[1]) else found[1]
+
+
+def _samples(sides: list[tuple[OptimizedModel, Way]], args: tuple[Any, ...]) -> list[list[float]]:
+    device = device_of("optimize", sides[0][0], args)
+
+    def timer(fast: OptimizedModel, way: Way) -> Callable[[], float]:
+        return timer_of(lambda: fast.run(way, *args), nullcontext, device)
+
+    return samples([timer(fast, way) for fast, way in sides], ROUNDS, ROUNDS_S)
+
+
+def known_reason_against_graphs(fast: OptimizedModel) -> str:
+    """Why calls replay no CUDA graphs, as far as that is known without a call."""
+    if not fast._recipe.cuda_graph:
+        return "cuda_graph=False"
+    if fast.report.whole:
+        return f"the code of {names_text(fast.report.whole)} may do something else in each call"
+    return ""
+
+
+def reason_against_graphs(fast: OptimizedModel, args: tuple[Any, ...]) -> str:
+    if reason := known_reason_against_graphs(fast):
+        return reason
+    if not all(t.is_cuda for t in tensors_in(args)):
+        return "the inputs are not on a GPU"
+    try:
+        content_of(args)
+    except UnknownForm as error:
+        return f"an argument holds a {error}"
+    for way in (Way.plain_graph, Way.optimized_graph):
+        fast.run(way, *args)
+    return fast.report.cuda_graph
+
+
+def choose_way(fast: OptimizedModel, args: tuple[Any, ...], right: list[Way]) -> None:
+    """Times the ways whose results are right and lets the fastest run; PyTorch's in a draw."""
+    report = fast.report
+    ways = [w for w in Way if w.without_graph in right and not (w.in_graph and report.cuda_graph)]
+    times = dict(zip(ways, _samples([(fast, w) for w in ways], args), strict=True))
+    report.times_ms = {w: statistics.median(times[w]) for w in ways}
+    plain = [w for w in ways if w.is_pytorchs]
+    ours = [w for w in ways if w not in plain]
+    report.way = min(plain or ours, key=report.times_ms.__getitem__)
+    if not ours or not plain:
+        return
+    best = min(ours, key=report.times_ms.__getitem__)
+    result = compare_samples([times[best], *(times[w] for w in plain)])
+    if result.ratio < 1:
+        report.note = f"PyTorch's layers run, since ours were slower: {result.ratio:.3f}"
+        return
+    report.way, report.ratio, report.interval = best, result.ratio, (result.low, result.high)
+
+
+def right_ways(fast: OptimizedModel, args: tuple[Any, ...], max_error: float | None) -> list[Way]:
+    """Measures the errors of the results; the ways, without CUDA graphs, that may run.
+
+    Raises:
+        ValueError: As `optimize`.
+    """
+    report = fast.report
+    of_plain = fast.run(Way.plain, *args)
+    wide = results_in_float64(fast._plain, args, of_plain)
+    if wide is None and max_error is not None:
+        raise ValueError("max_error: the network does not run in float64, wanted no max_error")
+    wanted = tensors_in(of_plain) if wide is None else wide
+    errors: dict[Way, float] = {}
+    for way in Way:
+        if (way.in_graph and report.cuda_graph) or (way.is_compiled and report.torch_compile):
+            continue
+        result, kind = fast.run(way, *args), way.without_graph
+        errors[kind] = max(errors.get(kind, 0.0), largest_error(result, of_plain, wanted))
+    if report.torch_compile:  # found out by a call
+        errors = {way: error for way, error in errors.items() if not way.is_compiled}
+    report.errors = errors if wide is not None else {}
+    right, plain_error = [Way.plain], errors[Way.plain]
+    for way, error in errors.items():
+        if is_far_less_accurate(error, plain_error, of_plain):
+            report.note = (
+                f"not used: {way.value}, since its error was {error:.2g}, and that of PyTorch's "
+                f"layers {plain_error:.2g}"
+            )
+        elif way is not Way.plain:
+            right.append(way)
+    if max_error is not None and not (right := [w for w in right if errors[w] <= max_error]):
+        raise ValueError(
+            f"max_error: the least error of the results is {min(errors.values()):.2g}, wanted at "
+            f"most {max_error}"
+        )
+    return right
