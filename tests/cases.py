@@ -354,6 +354,34 @@ CLAMPED: tuple[Line, ...] = tuple(
     for name, fields in _EPILOGUES.items()
 )
 
+ACTIVATED: tuple[Line, ...] = tuple(
+    Line(
+        f"conv_fwd-{case.name}-{name}",
+        f"{case.problem('conv_fwd')}{fields.format(case.dtype)}",
+        case.size,
+    )
+    for case in (
+        *_rows("act", (2, 8, 8, 8), (8, 8, 3, 3), _ALL, padding=1),
+        *_rows("act_1x1", (2, 16, 7, 7), (32, 16, 1, 1), _DTYPES),
+        *_rows("act_64ch", (2, 64, 8, 8), (64, 64, 3, 3), _DTYPES + " f32:nhwc", padding=1),
+        *_rows("act_depthwise", (2, 16, 8, 8), (16, 1, 3, 3), _BOTH, padding=1, groups=16),
+        *_rows("act_one_pixel", (64, 120, 1, 1), (32, 120, 1, 1), _DTYPES),
+        *_rows("act_3d", (1, 8, 4, 4, 4), (8, 8, 3, 3, 3), _DTYPES, padding=1),
+        *_big("act_resnet", (16, 128, 28, 28), (128, 128, 3, 3), _DTYPES, padding=1),
+        *_big("act_expand", (16, 64, 56, 56), (256, 64, 1, 1), _DTYPES),
+    )
+    for name, fields in {
+        "sum": " bias={0} z={0}",
+        "relu6": " bias={0} act=relu6",
+        "sigmoid": " z={0} act=sigmoid",
+        "tanh": " act=tanh",
+        "silu": " bias={0} act=silu",
+        "silu_sum": " bias={0} z={0} act=silu",
+        "gelu": " bias={0} act=gelu",
+        "gelu_tanh": " bias={0} act=gelu_tanh",
+    }.items()
+)
+
 BIASED: tuple[Line, ...] = tuple(
     Line(f"conv_fwd-{case.name}", f"{case.problem('conv_fwd')} bias={case.dtype}", case.size)
     for case in (
@@ -1165,6 +1193,7 @@ LINES: tuple[Line, ...] = (
     *_convolution_lines(),
     *BIASED,
     *CLAMPED,
+    *ACTIVATED,
     *SOFTMAX,
     *POOLING,
     *BATCH_NORM,

@@ -44,7 +44,8 @@ for _device in sorted(Path(__file__).parent.glob("devices/*.json")):
 # isort: split
 from torch_cudnn_ext import analysis, knobs, models, nn, ops, tuning
 from torch_cudnn_ext._optimize.optimize import load_optimized, optimize
-from torch_cudnn_ext._optimize.optimized import OptimizationReport, OptimizedModel
+from torch_cudnn_ext._optimize.optimized import OptimizedModel
+from torch_cudnn_ext._optimize.report import OptimizationReport
 from torch_cudnn_ext._warning import UnverifiedVersionWarning
 from torch_cudnn_ext._workload.recorder import trace
 from torch_cudnn_ext.analysis.explain import explain

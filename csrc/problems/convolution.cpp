@@ -89,12 +89,9 @@ void ConvolutionProblem::validate() const {
                       ", wanted x's dtype ", dtype_text(x.dtype));
     check_epilogue(name, dtype_text(*dtype));
   };
-  bool relu = activation == Activation::relu;
   check_addend("bias", bias);
   check_addend("z", z);
-  if (relu) check_epilogue("act", name_text(activation));
-  TORCH_CHECK_VALUE(!z || relu, "convolution: z is ", dtype_text(*z),
-                    " without act=relu, wanted accumulate=add for the sum alone");
+  if (activation != ConvolutionActivation::none) check_epilogue("act", name_text(activation));
 }
 
 }  // namespace torch_cudnn_ext

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/hardtanh.h>
+#include <ATen/ops/silu.h>
 
 #include "problems/convolution.h"
 #include "problems/reduction.h"
@@ -24,17 +27,46 @@ inline void add_bias(at::Tensor& result, const at::Tensor& bias) {
   result.add_(bias.view(shape));
 }
 
+// In place.
+inline void activate(ConvolutionActivation activation, at::Tensor& result) {
+  switch (activation) {
+    case ConvolutionActivation::none:
+      break;
+    case ConvolutionActivation::relu:
+      result.relu_();
+      break;
+    case ConvolutionActivation::relu6:
+      at::hardtanh_(result, 0, 6);
+      break;
+    case ConvolutionActivation::sigmoid:
+      result.sigmoid_();
+      break;
+    case ConvolutionActivation::tanh:
+      result.tanh_();
+      break;
+    case ConvolutionActivation::silu:
+      at::silu_(result);
+      break;
+    case ConvolutionActivation::gelu:
+      at::gelu_(result);
+      break;
+    case ConvolutionActivation::gelu_tanh:
+      at::gelu_(result, "tanh");
+      break;
+  }
+}
+
 // The epilogue of a convolution without its bias, in place. `tensors` gives a tensor by its role.
 template <class Tensors>
-void add_z_and_clamp(const ConvolutionProblem& p, at::Tensor& result, const Tensors& tensors) {
+void add_z_and_activate(const ConvolutionProblem& p, at::Tensor& result, const Tensors& tensors) {
   if (p.z) result.add_(tensors[Role::z]);
-  if (p.activation == Activation::relu) result.relu_();
+  activate(p.activation, result);
 }
 
 template <class Tensors>
 void add_epilogue(const ConvolutionProblem& p, at::Tensor& result, const Tensors& tensors) {
   if (p.bias) add_bias(result, tensors[Role::bias]);
-  add_z_and_clamp(p, result, tensors);
+  add_z_and_activate(p, result, tensors);
 }
 
 // What a reduction reads, as [kept, reduced].

@@ -251,7 +251,7 @@ def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
         (("compute=f32", "compute=f32 bias=f32"), ("bias", "f32", "f16")),
         (("compute=f32", "compute=f32 bias=f16 accumulate=add"), ("bias", "accumulate=add")),
         ((LINE, LINE.replace("fwd", "bwd_data") + " bias=f16"), ("bias", "conv_bwd_data")),
-        (("compute=f32", "compute=f32 z=f16"), ("z", "act=relu", "accumulate=add")),
+        (("compute=f32", "compute=f32 z=f16 accumulate=add"), ("z", "accumulate=add")),
         (("compute=f32", "compute=f32 z=f32 act=relu"), ("z", "f32", "f16")),
         (("compute=f32", "compute=f32 act=elu"), ("act", "elu", "relu")),
         (("compute=f32", "compute=f32 act=relu accumulate=add"), ("act", "accumulate=add")),

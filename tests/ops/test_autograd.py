@@ -87,11 +87,11 @@ def _convolution(
     return call
 
 
-def _relu(options: dict[str, Any]) -> Callable[..., Tensor]:
+def _fused(activation: str, options: dict[str, Any]) -> Callable[..., Tensor]:
     def call(op: Any, x: Tensor, w: Tensor, bias: Tensor, z: Tensor | None = None) -> Tensor:
         dims = w.dim() - 2
         lists = [options.get(name, [n] * dims) for name, n in _GEOMETRY]
-        output: Tensor = op(x, w, bias, *lists, options.get("groups", 1), z=z)
+        output: Tensor = op(x, w, bias, *lists, options.get("groups", 1), activation, z=z)
         return output
 
     return call
@@ -170,8 +170,17 @@ SAMPLES: list[Sample] = [
         ((1, 2, 3, 3), (2, 2, 2, 2)),
         _convolution(2, {"flip_kernel": True}, transposed=True),
     ),
-    ("relu", "convolution_relu", ((1, 4, 4, 5), (4, 2, 2, 2), (4,)), _relu(_MIXED)),
-    ("relu_z", "convolution_relu", ((2, 2, 5), (3, 2, 3), (3,), (2, 3, 3)), _relu({})),
+    ("relu", "convolution_fused", ((1, 4, 4, 5), (4, 2, 2, 2), (4,)), _fused("relu", _MIXED)),
+    ("relu_z", "convolution_fused", ((2, 2, 5), (3, 2, 3), (3,), (2, 3, 3)), _fused("relu", {})),
+    *(
+        (
+            f"{activation}_z",
+            "convolution_fused",
+            ((2, 2, 5), (3, 2, 3), (3,), (2, 3, 3)),
+            _fused(activation, {}),
+        )
+        for activation in ("none", "relu6", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh")
+    ),
     (
         "backward_input",
         "convolution_backward_input",

@@ -576,11 +576,13 @@ def test_relu_is_of_plain_forwards() -> None:
         with pytest.raises(ValueError) as caught:
             ops.convolution(x, **{"weight": w, "activation": "relu", **options})
         assert_says(caught, "convolution", "activation", f"got 'relu' with {hindrance},", "beta=1")
-    with pytest.raises(ValueError, match="activation: got 'elu', wanted 'none' or 'relu'"):
+    with pytest.raises(
+        ValueError, match="activation: got 'elu', wanted one of none, identity, relu, relu6"
+    ):
         ops.convolution(x, w, activation="elu")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"convolution_relu: z has sizes \[1, 6\], wanted \[2, 6"):
+    with pytest.raises(ValueError, match=r"convolution_fused: z has sizes \[1, 6\], wanted \[2, 6"):
         ops.convolution(x, w, z=z[:1, :, 0, 0], beta=1, activation="relu")
-    with pytest.raises(ValueError, match="convolution_relu: z is Double, wanted input's dtype"):
+    with pytest.raises(ValueError, match="convolution_fused: z is Double, wanted input's dtype"):
         ops.convolution(x, w, z=z.double(), beta=1, activation="relu")
 
 

@@ -16,7 +16,17 @@ from torch_cudnn_ext import _C
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 56, 63, 64, 65, 72, 96, 100)
 LARGE_SIZES = (112, 127, 128, 160, 192, 224, 256, 257, 384, 512, 640, 1000, 1024)
-EPILOGUES = ("bias={0}", "bias={0}", "act=relu", "bias={0} act=relu", "bias={0} z={0} act=relu")
+EPILOGUES = (
+    "bias={0}",
+    "bias={0}",
+    "act=relu",
+    "bias={0} act=relu",
+    "bias={0} z={0} act=relu",
+    "z={0}",
+    "bias={0} act=silu",
+    "act=relu6",
+    "bias={0} act=gelu",
+)
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 # Of the others the sizes of several tensors hang together, or of what is in them.
 FAMILIES = "activation batch_norm layer_norm lrn matmul pool reduce rnn softmax transform".split()

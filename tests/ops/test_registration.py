@@ -67,9 +67,9 @@ SCHEMAS = {
         for n in (1, 2, 3)
     },
     "convolution": f"({_CONVOLUTION}, *, {_Z}) -> Tensor",
-    "convolution_relu": (
-        f"(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}, SymInt groups, *, "
-        f"Tensor? z=None, bool flip_kernel=False, {_POLICY}) -> Tensor"
+    "convolution_fused": (
+        f"(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}, SymInt groups, str activation, "
+        f"*, Tensor? z=None, bool flip_kernel=False, {_POLICY}) -> Tensor"
     ),
     "convolution_backward_input": f"({_BACKWARD_INPUT}, *, {_Z}) -> Tensor",
     "convolution_backward_weight": f"({_BACKWARD_WEIGHT}, *, {_Z}) -> Tensor",
@@ -295,15 +295,20 @@ def _samples(device: str) -> dict[str, Call]:
             (leaf(2, 4, 5, 5), leaf(4, 3, 3, 3), leaf(3), *one, True, [0, 0], 1),
             {},
         ),
-        "convolution_relu": (
-            "convolution_relu",
-            (leaf(*x), leaf(*w), leaf(6), *two, 2),
+        "convolution_fused": (
+            "convolution_fused",
+            (leaf(*x), leaf(*w), leaf(6), *two, 2, "relu"),
             {"z": leaf(*y), "flip_kernel": True},
         ),
-        "convolution_relu_channels_last": (
-            "convolution_relu",
-            (last(leaf(2, 4, 6, 6)), last(leaf(6, 4, 3, 3)), None, *one, 1),
+        "convolution_fused_channels_last": (
+            "convolution_fused",
+            (last(leaf(2, 4, 6, 6)), last(leaf(6, 4, 3, 3)), None, *one, 1, "relu"),
             {"policy": "autotune"},
+        ),
+        "convolution_fused_silu": (
+            "convolution_fused",
+            (leaf(*x), leaf(*w), leaf(6), *two, 2, "silu"),
+            {"z": leaf(*y)},
         ),
         "backward_input": (
             "convolution_backward_input",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import torch_cudnn_ext as tce
 from torch_cudnn_ext._optimize import compiled, optimize
 from torch_cudnn_ext._optimize.recipe import Way
-from torch_cudnn_ext._optimize.rewriting import ConvolutionAddReLU
+from torch_cudnn_ext._optimize.rewriting import ConvolutionAdd
 from torch_cudnn_ext.nn import Conv2d
 
 COMPILED = (Way.compiled, Way.compiled_graph, Way.mixed, Way.mixed_graph)
@@ -85,9 +85,9 @@ def test_a_layer_is_ours_if_tuning_found_something_faster(
     check(fast, model, x)
     ran = called(network(fast))
     if kept == "all":  # both take in what follows
-        assert ran == [Conv2d, ConvolutionAddReLU] and not fast._recipe.separate
+        assert ran == [Conv2d, ConvolutionAdd] and not fast._recipe.separate
     elif kept == "fused alone":  # the first takes in nothing and stays ours
-        assert ran == [Conv2d, nn.ReLU, ConvolutionAddReLU]
+        assert ran == [Conv2d, nn.ReLU, ConvolutionAdd]
         assert fast._recipe.separate == ["conv1"] and not fast._recipe.left
     else:
         assert ran == [nn.Conv2d, nn.ReLU, nn.Conv2d, nn.ReLU]

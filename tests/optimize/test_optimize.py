@@ -61,6 +61,50 @@ def test_a_sum_and_relu_are_taken_in(kind: str, residual: bool, device: str) -> 
             torch.testing.assert_close(got.float(), wanted.float(), rtol=0.1, atol=0.2)
 
 
+class Ends(nn.Module):
+    """A convolution, a sum if one is asked for, and something that follows."""
+
+    def __init__(self, end: Any, adds: bool) -> None:
+        super().__init__()
+        self.conv, self.end, self.adds = nn.Conv2d(4, 4, 3, padding=1), end, adds
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        return self.end(y + x if self.adds else y)
+
+
+@pytest.mark.parametrize("adds", [False, True], ids=["alone", "sum"])
+@pytest.mark.parametrize(
+    ("end", "activation"),
+    [
+        (nn.ReLU6(), "relu6"),
+        (nn.Sigmoid(), "sigmoid"),
+        (torch.tanh, "tanh"),
+        (lambda y: y.sigmoid(), "sigmoid"),
+        (nn.SiLU(inplace=True), "silu"),
+        (lambda y: F.silu(y), "silu"),
+        (nn.GELU(), "gelu"),
+        (nn.GELU("tanh"), "gelu_tanh"),
+        (lambda y: F.gelu(y, approximate="tanh"), "gelu_tanh"),
+        (nn.Hardswish(), ""),
+        (lambda y: F.relu(y, inplace=True) + y, ""),
+        (lambda y: torch.sigmoid(torch.relu(y)), "relu"),
+    ],
+)
+def test_activations_and_sums_are_taken_in(
+    end: Any, activation: str, adds: bool, device: str
+) -> None:
+    model, x = Ends(end, adds).eval().to(device), torch.randn(2, 4, 8, 8, device=device)
+    fast = tce.optimize(model, x, **BUDGET)
+    check(fast, model, x)
+    done = fast.report.rewrites
+    alone = ["conv"] if activation else []
+    assert (done.residual, done.activated) == ((["conv"], []) if adds else ([], alone))
+    problem = next(p for p in fast._recipe.problems if p.startswith("conv_fwd"))
+    assert ("z=f32" in problem) == adds
+    assert f" act={activation}" in problem if activation else " act=" not in problem
+
+
 def test_the_model_is_not_changed(device: str) -> None:
     model = Block("iadd").to(device)
     state = {name: t.clone() for name, t in model.state_dict().items()}
@@ -246,7 +290,7 @@ def test_layouts(layout: Any, device: str) -> None:
     assert fast.report.layout in (
         (layout,) if layout != "search" else ("contiguous", "channels_last")
     )
-    lines = [line for line, *_ in fast.report.problems if line.startswith("conv")]
+    lines = [p for p in fast._recipe.problems if p.startswith("conv")]
     wanted = {"contiguous": "nchw", "channels_last": "nhwc"}.get(fast.report.layout, "nchw")
     assert lines and all(f":{wanted} w=" in line for line in lines)
 
@@ -481,6 +525,19 @@ def test_a_recipe_makes_the_network_again(tmp_path: Path, device: str) -> None:
         tce.load_optimized(file, nn.Conv2d(4, 4, 3))
 
 
+def test_time_against_workspace(device: str) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 5)).eval()
+    x = torch.randn(4, 8, 20, 20, device=device)
+    fast = tce.optimize(model.to(device), x, **BUDGET)
+    points, rows = fast.pareto(), fast.report.problems
+    assert [*points] == sorted(points) and len({ms for _, ms in points}) == len(points)
+    assert points[-1][1] == pytest.approx(sum(row.calls * row.ms for row in rows))
+    assert all(a[1] > b[1] for a, b in zip(points, points[1:], strict=False))
+    assert [row.calls for row in rows] == [1, 1]
+    least = min(r["workspace_bytes"] or 0 for e in tce.tuning.entries() for r in e["measurements"])
+    assert points[0][0] >= least >= 0
+
+
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     fast = tce.optimize(nn.Conv1d(2, 2, 3), torch.randn(1, 2, 8), **BUDGET)
     file = tmp_path / "conv.tce"
@@ -510,8 +567,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     arguments = ["optimize", "--model", "own_net:make", "--device", "cpu", "--save", str(file)]
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        assert main([*arguments, "--time-budget", "0.2"]) == 0
-        assert "1 batch norms folded, 1 convolutions with ReLU" in capsys.readouterr().out
+        assert main([*arguments, "--time-budget", "0.2", "--pareto"]) == 0
+        out = capsys.readouterr().out
+        assert "1 batch norms folded, 1 convolutions with an activation" in out
+        assert "The least time within a workspace" in out
         assert 'way = "' in file.read_text()
         assert main([*arguments, "--layout", "x"]) == 2
         assert "--layout: got 'x', wanted one of keep" in capsys.readouterr().err

@@ -232,6 +232,9 @@ class Optimize(Command):
             "largest.",
         ),
     ] = None
+    pareto: bool = option(
+        False, "--pareto", "Also print the least time for each bound of the workspace."
+    )
     search: options.Search
     save: str | None = option(
         None, "--save", "Write a recipe for `load_optimized` to this file, without weights."

@@ -14,8 +14,9 @@ from torch.nn import Module
 from torch_cudnn_ext import nn
 from torch_cudnn_ext._optimize.compiled import FAMILIES, targets_of
 from torch_cudnn_ext._optimize.forms import form_of, reason_of
-from torch_cudnn_ext._optimize.optimized import OptimizationReport, OptimizedModel
+from torch_cudnn_ext._optimize.optimized import OptimizedModel
 from torch_cudnn_ext._optimize.recipe import Recipe
+from torch_cudnn_ext._optimize.report import OptimizationReport
 from torch_cudnn_ext._optimize.rewriting import Facts, Rewrites, fold, fuse
 from torch_cudnn_ext._optimize.tracing import CHANGES, Traced, change_of, state_of, trace_model
 from torch_cudnn_ext._policy_text import own_text

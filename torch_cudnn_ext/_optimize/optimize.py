@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -24,6 +25,7 @@ from torch_cudnn_ext._optimize.making import (
 )
 from torch_cudnn_ext._optimize.optimized import OptimizedModel
 from torch_cudnn_ext._optimize.recipe import LAYOUTS, NEW_SHAPES, Recipe, Way, read_recipe
+from torch_cudnn_ext._optimize.report import ProblemRow
 from torch_cudnn_ext._optimize.rewriting import facts_of, facts_of_run
 from torch_cudnn_ext._optimize.tracing import same_random_numbers
 from torch_cudnn_ext._optimize.ways import (
@@ -256,13 +258,13 @@ class _Search:
         place = device_of("optimize", fast, self.args)
         return place, fast._recipe.policy, self.time_budget_s
 
-    def problems(self, fast: OptimizedModel, network: Module) -> list[str]:
-        """The problems that a network of its layers meets."""
+    def problems(self, fast: OptimizedModel, network: Module) -> dict[str, int]:
+        """The problems that a network of its layers meets, with the number of calls of each."""
         recipe = fast._recipe
         inputs = map_tensors(recipe.in_layout, self.args)
         return problems_met(network, inputs, train=False, policy=recipe.policy)
 
-    def tune(self, fast: OptimizedModel, problems: list[str]) -> None:
+    def tune(self, fast: OptimizedModel, problems: Iterable[str]) -> None:
         """Tune those problems that are not tuned, and make them the recipe's."""
         place, policy, budget = options = self.options(fast)
         tune(
@@ -278,18 +280,30 @@ class _Search:
         recipe.problems = [*dict.fromkeys((*recipe.problems, *problems))]
 
 
-def _rows(
-    fast: OptimizedModel, search: _Search
-) -> list[tuple[str, str, float | None, float | None]]:
+def _rows(fast: OptimizedModel, search: _Search) -> list[ProblemRow]:
     """What was found for each problem."""
-    rows = []
+    calls, rows = search.problems(fast, fast._untuned), []
     for problem in fast._recipe.problems:
         ranking = _C.tuned(problem, *search.options(fast))
-        if ranking is not None:
-            plain = next((r for r in ranking if r["algorithm"] == PYTORCHS), None)
-            plain_ms = plain["median_ms"] if plain else None
-            rows.append((problem, ranking[0]["algorithm"], ranking[0]["median_ms"], plain_ms))
+        times = [
+            (row["workspace_bytes"] or 0, row["median_ms"], row["algorithm"])
+            for row in ranking or []
+            if row["median_ms"] is not None
+        ]
+        if times:
+            plain = next((ms for _, ms, algorithm in times if algorithm == PYTORCHS), None)
+            best, count = times[0], calls.get(problem, 0)
+            rows.append(ProblemRow(problem, best[2], best[1], plain, count, _by_workspace(times)))
     return rows
+
+
+def _by_workspace(times: list[tuple[int, float, str]]) -> dict[int, float]:
+    """The time of the fastest algorithm that needs no more than a workspace."""
+    found: dict[int, float] = {}
+    for size, ms, _ in sorted(times):
+        if not found or ms < min(found.values()):
+            found[size] = ms
+    return found
 
 
 def _mix(fast: OptimizedModel, search: _Search) -> None:

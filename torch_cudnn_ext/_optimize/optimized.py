@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
@@ -20,79 +19,9 @@ from torch_cudnn_ext._optimize.forms import (
 )
 from torch_cudnn_ext._optimize.graphs import CaptureError, Graphs
 from torch_cudnn_ext._optimize.recipe import Recipe, Way
-from torch_cudnn_ext._optimize.rewriting import Rewrites
+from torch_cudnn_ext._optimize.report import OptimizationReport
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext._workload.pytree import map_tensors
-
-
-@dataclass
-class OptimizationReport:
-    """What `optimize` did with a network.
-
-    Attributes:
-        network: The model's class.
-        rewrites: The layers that were removed, folded and fused.
-        whole: Modules whose code was not traced, by name (``""`` is the model), and why. Their
-            layers are exchanged one by one.
-        layout: The layout of images and filters.
-        cuda_graph: Why there is no CUDA graph; empty if there is one.
-        torch_compile: Why ``torch.compile`` compiles nothing; empty if it does.
-        problems: A row for each problem: its line, its algorithm, the algorithm's time, and the
-            time of PyTorch's kernel. Times are in milliseconds; ``None`` means not measured.
-        times_ms: The median time of a call, for each way that was timed.
-        way: The way that runs.
-        ratio: How many times as fast as PyTorch the network is: the time of the fastest way with
-            PyTorch's layers (``torch.compile`` is one), divided by the time of the way that runs.
-        interval: The 95 % interval of ``ratio``.
-        errors: For each way but those in CUDA graphs, the largest error of the results, relative to
-            the largest element of the results in float64. Empty if the network does not run in
-            float64.
-        note: Why PyTorch's layers run, if they do, and which results were too far off.
-    """
-
-    network: str
-    rewrites: Rewrites
-    whole: dict[str, str]
-    layout: str
-    cuda_graph: str = ""
-    torch_compile: str = ""
-    problems: list[tuple[str, str, float | None, float | None]] = field(default_factory=list)
-    times_ms: dict[Way, float] = field(default_factory=dict)
-    way: Way = Way.optimized
-    ratio: float = 1.0
-    interval: tuple[float, float] = (1.0, 1.0)
-    errors: dict[Way, float] = field(default_factory=dict)
-    note: str = ""
-
-    def __str__(self) -> str:
-        """The report as text."""
-        done = self.rewrites
-        low, high = self.interval
-        lines = [f"{self.network}: {self.way.value}"]
-        if self.times_ms and not self.way.is_pytorchs:
-            lines[0] += f", {self.ratio:.2f} times as fast as PyTorch ({low:.2f} to {high:.2f})"
-        lines += [f"  {way.value}: {ms:.4g} ms" for way, ms in self.times_ms.items()]
-        lines += [self.note] if self.note else []
-        counts = [
-            (len(done.folded), "batch norms folded"),
-            (len(done.activated), "convolutions with ReLU"),
-            (len(done.residual), "convolutions with sum and ReLU"),
-            (len(done.removed), "layers removed"),
-        ]
-        told = ", ".join(f"{count} {text}" for count, text in counts if count)
-        lines.append(f"{told or 'nothing folded or fused'}; layout: {self.layout}")
-        lines += [f"not traced: {name or 'the model'}: {why}" for name, why in self.whole.items()]
-        if self.cuda_graph:
-            lines.append(f"no CUDA graph: {self.cuda_graph}")
-        if self.torch_compile:
-            lines.append(f"not compiled: {self.torch_compile}")
-        if self.errors:
-            errors = [f"{error:.2g} ({way.value})" for way, error in self.errors.items()]
-            lines.append(f"largest errors: {', '.join(errors)}")
-        for problem, algorithm, ours, plain in self.problems:
-            times = "" if ours is None or plain is None else f"  {ours:.4g} ms ({plain:.4g} ms)"
-            lines.append(f"  {problem}  {algorithm}{times}")
-        return "\n".join(lines)
 
 
 class OptimizedModel(Module):
@@ -218,6 +147,10 @@ class OptimizedModel(Module):
     def _places(self) -> list[tuple[Any, ...]]:
         tensors = (*self._plain.parameters(), *self._plain.buffers())
         return [(t.dtype, t.device) for t in tensors]
+
+    def pareto(self) -> list[tuple[int, float]]:
+        """The least time for each bound of the workspace; see `OptimizationReport.pareto`."""
+        return self.report.pareto()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a recipe for `load_optimized`: what was done and measured, without weights.

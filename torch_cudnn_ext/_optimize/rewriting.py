@@ -6,6 +6,7 @@ import copy
 import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,22 @@ _NOTHING = (
 _DROPOUTS = (
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
 )  # fmt: skip
-_RELUS = (F.relu, F.relu_, torch.relu, torch.relu_)
+# Modules, functions and methods of the activations that a convolution takes in.
+_MODULES = {
+    torch.nn.ReLU: "relu", torch.nn.ReLU6: "relu6", torch.nn.Sigmoid: "sigmoid",
+    torch.nn.Tanh: "tanh", torch.nn.SiLU: "silu", torch.nn.GELU: "gelu",
+}  # fmt: skip
+_FUNCTIONS: dict[Any, str] = {
+    F.relu: "relu", F.relu_: "relu", torch.relu: "relu", torch.relu_: "relu", F.relu6: "relu6",
+    F.sigmoid: "sigmoid", torch.sigmoid: "sigmoid", torch.sigmoid_: "sigmoid", F.tanh: "tanh",
+    torch.tanh: "tanh", torch.tanh_: "tanh", F.silu: "silu", F.gelu: "gelu",
+}  # fmt: skip
+_METHODS = {f"{name}{end}": name for name in ("relu", "sigmoid", "tanh") for end in ("", "_")}
+_COMPUTES: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda y: y, "relu": torch.relu, "relu6": F.relu6, "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh, "silu": F.silu, "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}  # fmt: skip
 _NAME = "layer"  # the key of a node's meta that holds its layer's name in the model
 _ADDS = (operator.add, operator.iadd, torch.add)
 _IN_PLACE_ADDS = (operator.iadd, "add_")
@@ -74,8 +90,8 @@ class Rewrites:
     Attributes:
         removed: Layers that do nothing in inference.
         folded: Layers that took in a batch norm.
-        activated: Convolutions with a ReLU after them.
-        residual: Convolutions with a sum and a ReLU after them.
+        activated: Convolutions that took in an activation.
+        residual: Convolutions that took in a sum, and an activation if one comes next.
     """
 
     removed: list[str] = field(default_factory=list)
@@ -84,16 +100,16 @@ class Rewrites:
     residual: list[str] = field(default_factory=list)
 
 
-class ConvolutionAddReLU(Module):
-    """``relu(conv(x) + z)`` as one problem.
+class ConvolutionAdd(Module):
+    """``activation(conv(x) + z)`` as one problem.
 
-    Under autocast, and if ``z`` is broadcast, it computes the three steps. ``in_place`` says
+    Under autocast, and if ``z`` is broadcast, it computes the steps one by one. ``in_place`` says
     whether the sum is then computed in the result of the convolution, which keeps its dtype.
     """
 
-    def __init__(self, conv: Any, in_place: bool) -> None:
+    def __init__(self, conv: Any, activation: str, in_place: bool) -> None:
         super().__init__()
-        self.conv, self.in_place = conv, in_place
+        self.conv, self.activation, self.in_place = conv, activation, in_place
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
         """Compute it."""
@@ -103,9 +119,9 @@ class ConvolutionAddReLU(Module):
         is_alike = is_batch and z.shape == (x.shape[0], conv.out_channels, *self._pixels(x))
         if not is_alike or torch.is_autocast_enabled(x.device.type):
             y: Tensor = conv(x)
-            return torch.relu(y.add_(z) if self.in_place else y + z)
+            return _COMPUTES[self.activation](y.add_(z) if self.in_place else y + z)
         options: dict[str, Any] = {"groups": conv.groups, "z": z, "beta": 1.0}
-        options["activation"] = "relu"
+        options["activation"] = self.activation
         tensors = (x, conv.weight, conv.bias)
         result: Tensor = conv._run_operator(convolution, *tensors, *geometry, **options)
         return result
@@ -242,15 +258,18 @@ def _folded(layer: Any, norm: Any, is_transposed: bool) -> Module:
 
 
 def _fuse(work: _Work, node: fx.Node) -> None:
-    """Makes a convolution, a sum if there is one, and this ReLU one problem."""
+    """Makes a convolution and what follows it one problem: a sum, an activation, or both."""
     graph = work.graph
-    if not _is_relu(graph, node):
+    activation = _activation_of(graph, node)
+    if activation is None:
         return
-    (before,) = node.all_input_nodes
-    if len(before.users) != 1:
+    if activation == "identity" and len(node.users) == 1 and _activates(graph, *node.users):
+        return  # the activation comes with both
+    before = node if activation == "identity" else node.all_input_nodes[0]
+    if before is not node and len(before.users) != 1:
         return
     found, other = before, None
-    if before.op in ("call_function", "call_method") and _is_add(before):
+    if _is_add(before):
         found, other = _summand(graph, before, work.calls)
         if found is None or not work.facts.adds_alike(name_of(found), before):
             return
@@ -261,12 +280,13 @@ def _fuse(work: _Work, node: fx.Node) -> None:
     layer: Any
     if other is None:
         layer = _exchanged(conv)
-        layer.activation = "relu"
+        layer.activation = activation
         work.done.activated.append(name_of(found))
     else:
         if not isinstance(conv.padding, tuple) or conv.padding_mode != "zeros":
             return
-        layer = ConvolutionAddReLU(_exchanged(conv), before.target in _IN_PLACE_ADDS)
+        in_place = before.target in _IN_PLACE_ADDS
+        layer = ConvolutionAdd(_exchanged(conv), activation, in_place)
         arguments = (*arguments, other)
         work.done.residual.append(name_of(found))
     _set(graph, found, layer)
@@ -276,6 +296,30 @@ def _fuse(work: _Work, node: fx.Node) -> None:
     node.replace_all_uses_with(fused)
     for unused in dict.fromkeys((node, before, found)):
         graph.graph.erase_node(unused)
+
+
+def _activation_of(graph: fx.GraphModule, node: fx.Node) -> str | None:
+    """What a node computes of the result before it; ``identity`` is a sum."""
+    if _is_add(node):
+        return "identity"
+    if len(node.all_input_nodes) != 1 or not node.args:
+        return None
+    given: Any = node.kwargs
+    if node.op == "call_module":
+        module = _module(graph, node)
+        name, given = _MODULES.get(type(module)), vars(module)
+    elif node.op == "call_function":
+        name = _FUNCTIONS.get(node.target)
+    else:
+        name = _METHODS.get(str(node.target)) if node.op == "call_method" else None
+    if name == "gelu":
+        name = {"none": "gelu", "tanh": "gelu_tanh"}.get(given.get("approximate", "none"))
+    return name
+
+
+def _activates(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node is an activation that a convolution takes in."""
+    return _activation_of(graph, node) not in (None, "identity")
 
 
 def _exchanged(layer: Any) -> Module:
@@ -294,21 +338,11 @@ def _fusable(graph: fx.GraphModule, node: Any, calls: dict[Module, int]) -> Any:
     return None if is_kept or calls.get(layer, 1) != 1 else layer
 
 
-def _is_relu(graph: fx.GraphModule, node: fx.Node) -> bool:
-    if len(node.all_input_nodes) != 1:
-        return False
-    if node.op == "call_module":
-        return type(_module(graph, node)) is torch.nn.ReLU
-    if node.op == "call_function":
-        return node.target in _RELUS
-    return node.op == "call_method" and node.target in ("relu", "relu_")
-
-
 def _is_add(node: fx.Node) -> bool:
     if node.op == "call_function":
         is_add = node.target in _ADDS
     else:
-        is_add = node.target in ("add", "add_")
+        is_add = node.op == "call_method" and node.target in ("add", "add_")
     are_nodes = len(node.args) == 2 and all(isinstance(a, fx.Node) for a in node.args)
     return is_add and are_nodes and not node.kwargs and node.args[0] is not node.args[1]
 

@@ -104,6 +104,19 @@ def described_calls(
         return [describe(call) for call in recorder.calls()]
 
 
+def problems_of_model(model: nn.Module, inputs: Any, train: bool) -> list[Layer]:
+    """What `trace` writes as lines; the arguments and errors are as there."""
+    check_flag("trace", "train", train)
+    model = eager_model("trace", model)
+    with dry_run():
+        calls = described_calls(model, inputs, train, lambda call: (call.event, call.layer))
+    return merge(
+        Layer(event["problem"], (layer or "model",))
+        for event, layer in calls
+        if not isinstance(event, str)
+    )
+
+
 def trace(
     model: nn.Module, inputs: Any, path: str | Path | None = None, *, train: bool = True
 ) -> list[str]:
@@ -129,17 +142,8 @@ def trace(
         >>> trace(torch.nn.Softmax(1), torch.zeros(1, 4), train=False)
         ['softmax_fwd x=f32[1,4,1]:nchw log=false  # model x1']
     """
-    check_flag("trace", "train", train)
-    model = eager_model("trace", model)
-    with dry_run():
-        calls = described_calls(model, inputs, train, lambda call: (call.event, call.layer))
-    layers = merge(
-        Layer(event["problem"], (layer or "model",))
-        for event, layer in calls
-        if not isinstance(event, str)
-    )
     lines = []
-    for one in layers:
+    for one in problems_of_model(model, inputs, train):
         # A name may hold line breaks, and the commas that separate names here.
         names = ", ".join("_".join(name.replace(",", " ").split()) for name in one.names)
         lines.append(f"{one.problem}  # {names} x{one.count}")

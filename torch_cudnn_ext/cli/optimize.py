@@ -10,6 +10,7 @@ import typer
 from torch_cudnn_ext._commands.commands import Optimize
 from torch_cudnn_ext._optimize.optimize import Layout, optimize
 from torch_cudnn_ext.analysis.settings import make_settings
+from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, print_tables
 from torch_cudnn_ext.cli import checks, running, workload
 
 
@@ -39,5 +40,9 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
             progress=bar,
         )
     typer.echo(str(fast.report))
+    if given.pareto:
+        rows = [[bytes_text(size), milliseconds(ms)] for size, ms in fast.pareto()]
+        columns = (Column("workspace", right=True), Column("ms a call", right=True))
+        print_tables([Table("The least time within a workspace", columns, rows)])
     if given.save is not None:
         fast.save(given.save)

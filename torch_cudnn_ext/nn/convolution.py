@@ -119,7 +119,7 @@ class Conv2d(_ForwardConvolution, torch.nn.Conv2d):
     """``torch.nn.Conv2d`` whose keyword ``policy`` selects its algorithms.
 
     ``policy`` is a text, a `Policy`, or a mapping of its keywords. The keyword ``activation`` is
-    ``none``, or ``relu`` of the result, as in `torch_cudnn_ext.ops.convolution`.
+    ``none``, or a function of the result, as in `torch_cudnn_ext.ops.convolution`.
 
     Shapes:
         input ``[N, C_in, H, W]`` or ``[C_in, H, W]``; output ``[N, C_out, H_out, W_out]`` or

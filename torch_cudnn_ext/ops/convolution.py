@@ -302,7 +302,7 @@ describe(
             "convolution": lambda x, w, b, s, p, d, transposed, *_, out_shape, **k: conv_flop_count(
                 x, w, out_shape, transposed
             ),
-            "convolution_relu": lambda x, w, *_, out_shape, **k: conv_flop_count(x, w, out_shape),
+            "convolution_fused": lambda x, w, *_, out_shape, **k: conv_flop_count(x, w, out_shape),
             "convolution_backward_input": lambda dy, w, *_, **k: conv_flop_count(dy, w, dy),
             "convolution_backward_weight": lambda dy, x, w, *_, **k: conv_flop_count(dy, w, dy),
         },

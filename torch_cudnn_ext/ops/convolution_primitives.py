@@ -1,12 +1,12 @@
 """The three primitives of convolution: the forward, the data gradient and the filter gradient.
 
 They are bilinear, and the gradient of each is made of the other two. They can add to another
-tensor: ``alpha * result + beta * z``; `convolution` can also apply ReLU. All are differentiable any
-number of times.
+tensor: ``alpha * result + beta * z``; `convolution` can also apply an activation. All are
+differentiable any number of times.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor
 
@@ -25,7 +25,9 @@ from torch_cudnn_ext.ops._border import Padding, even_border
 from torch_cudnn_ext.ops.convolution import ConvMode, flips, stride_and_dilation
 from torch_cudnn_ext.policy import PolicyLike, policy_text
 
-ConvActivation: TypeAlias = Literal["none", "relu"]
+ConvActivation: TypeAlias = Literal[
+    "none", "identity", "relu", "relu6", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh"
+]
 
 
 def convolution(
@@ -38,10 +40,11 @@ def convolution(
 ) -> Tensor:  # fmt: skip
     """Convolve in one to three dimensions: ``alpha * conv(input, weight) + bias + beta * z``.
 
-    With ``activation="relu"`` it is ``relu(conv(input, weight) + z + bias)``, a problem of its own:
-    ``conv_fwd … bias=f16 z=f16 act=relu``. Engines of cuDNN's graph API compute all of it in one
-    kernel (the note ``fused``), in this order: ``z``, then the bias. All other algorithms add ``z``
-    and apply ReLU after the convolution.
+    With an ``activation`` it is ``activation(conv(input, weight) + z + bias)``, a problem of its
+    own: ``conv_fwd … bias=f16 z=f16 act=relu``. Engines of cuDNN's graph API compute all of it in
+    one kernel (the note ``fused``), in this order: ``z``, then the bias. All other algorithms add
+    ``z`` and apply the activation after the convolution. If a gradient is wanted, activations other
+    than ReLU are a step of their own.
 
     Shapes:
         input ``[N, C_in, *space]``, weight ``[C_out, C_in / groups, *K]`` with 1 to 3 spatial
@@ -62,7 +65,9 @@ def convolution(
         alpha: Factor of the convolution.
         beta: Factor of ``z``, or of the former content of ``out``.
         conv_mode: As in `conv2d`.
-        activation: ``none`` or ``relu``. ``relu`` does not combine with ``transposed``, ``out`` or
+        activation: ``none``; ``relu``, ``relu6``, ``sigmoid``, ``tanh``, ``silu``, ``gelu``, or
+            ``gelu_tanh`` (GELU's approximation by tanh); or ``identity``, with which only the sum
+            is part of the problem. All but ``none`` do not combine with ``transposed``, ``out`` or
             other values than ``alpha=1`` and ``beta=1`` (``beta=0`` without ``z``).
         out: Receives the result, ``alpha * conv(input, weight) + bias + beta * out``. Not
             differentiable, and not together with ``z``.
@@ -93,9 +98,10 @@ def convolution(
     if activation == "none":
         arguments = (*tensors, stride_, padding_, dilation_, transposed, added, count)
         return _primitive(name, arguments, z, alpha, beta, conv_mode, out, policy)
-    _check_relu(name, activation, transposed, added, z, alpha, beta, out)
+    _check_fused(name, activation, transposed, added, z, alpha, beta, out)
+    last = "none" if activation == "identity" else activation
     return call(
-        "convolution_relu", *tensors, stride_, padding_, dilation_, count,
+        "convolution_fused", *tensors, stride_, padding_, dilation_, count, last,
         z=z, flip_kernel=flips(name, conv_mode), policy=policy_text(policy),
     )  # fmt: skip
 
@@ -213,17 +219,18 @@ def _primitive(
 
 def check_activation(function: str, activation: str) -> None:
     """Raise ``ValueError`` for an activation that no convolution has."""
-    if activation not in ("none", "relu"):
+    if activation not in get_args(ConvActivation):
         raise ValueError(
-            f"{function}: argument activation: got {activation!r:.60}, wanted 'none' or 'relu'"
+            f"{function}: argument activation: got {activation!r:.60}, wanted one of "
+            f"{', '.join(get_args(ConvActivation))}"
         )
 
 
-def _check_relu(
+def _check_fused(
     name: str, activation: str, transposed: bool, output_padding: list[int], z: Tensor | None,
     alpha: float, beta: float, out: Tensor | None,
 ) -> None:  # fmt: skip
-    """Check the arguments that do not combine with ReLU."""
+    """Check the arguments that do not combine with an activation."""
     check_activation(name, activation)
     check_number(name, "alpha", alpha)
     check_number(name, "beta", beta)
@@ -240,9 +247,9 @@ def _check_relu(
         hindrance = f"beta={beta} {'without' if z is None else 'and'} z"
     if hindrance:
         raise ValueError(
-            f"{name}: argument activation: got 'relu' with {hindrance}, wanted a convolution that "
-            "is not transposed, no output_padding and no out, alpha=1, and beta=1 where there is "
-            "z, else 0"
+            f"{name}: argument activation: got {activation!r} with {hindrance}, wanted a "
+            "convolution that is not transposed, no output_padding and no out, alpha=1, and beta=1 "
+            "where there is z, else 0"
         )
 
 

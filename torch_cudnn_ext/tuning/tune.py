@@ -12,7 +12,7 @@ from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import only_fields
 from torch_cudnn_ext._workload.network import nothing_found
 from torch_cudnn_ext._workload.pytree import tensors_in
-from torch_cudnn_ext._workload.recorder import trace
+from torch_cudnn_ext._workload.recorder import problems_of_model
 from torch_cudnn_ext.knobs import pushed
 from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.enable import enabled_anew
@@ -188,10 +188,11 @@ def device_of(function: str, model: nn.Module, inputs: Any) -> str:
 
 def problems_met(
     model: nn.Module, inputs: Any, *, train: bool = True, policy: str = ""
-) -> list[str]:
-    """The problems of `tune_model`: those of `trace`, without backwards coupled with a forward.
+) -> dict[str, int]:
+    """The problems of `tune_model`, with the number of calls of each.
 
-    The policy's field ``compute`` is part of them.
+    They are those of `trace`, without backwards coupled with a forward. The policy's field
+    ``compute`` is part of them.
 
     Raises:
         TypeError: ``model`` is no module.
@@ -199,6 +200,10 @@ def problems_met(
             has a gradient.
     """
     with enabled_anew("heuristic"), pushed(only_fields(policy, ("compute",))):
-        lines = trace(model, inputs, train=train)
-    infos = [_C.problem_info(line) for line in lines]
-    return [info["text"] for info in infos if info["pass_name"] == "fwd" or not info["coupled"]]
+        layers = problems_of_model(model, inputs, train)
+    infos = [(_C.problem_info(one.problem), one.count) for one in layers]
+    return {
+        info["text"]: count
+        for info, count in infos
+        if info["pass_name"] == "fwd" or not info["coupled"]
+    }

@@ -73,7 +73,7 @@ class AtenConvolution : public Plan {
     }
     if (b.alpha != 1) result.mul_(b.alpha);
     result = in_dtype(result, p_.result().dtype);
-    add_z_and_clamp(p_, result, b);
+    add_z_and_activate(p_, result, b);
     give(b, role, p_.result(), result);
   }
 

@@ -123,7 +123,7 @@ class MatmulConvolution : public Plan {
         } else {
           matmul_convolution_product(y, x, w.t(), b.alpha, beta);
         }
-        return add_z_and_clamp(p_, b[Role::y], b);
+        return add_z_and_activate(p_, b[Role::y], b);
       case ConvolutionPass::bwd_data:
         return matmul_convolution_product(x, y, w, b.alpha, beta);
       case ConvolutionPass::bwd_filter:

@@ -89,9 +89,10 @@ class Chain : public Builder {
     return keep(make_intermediate({compute_, y_.sizes, y_.strides}, made_));
   }
   // The result of an elementwise function of x, or of x and b.
-  size_t follow(cudnnPointwiseMode_t mode, size_t x, std::optional<size_t> b = std::nullopt) {
+  size_t follow(cudnnPointwiseMode_t mode, size_t x, std::optional<size_t> b = std::nullopt,
+                std::initializer_list<PointwiseAttribute> attributes = {}) {
     size_t y = result();
-    pointwise(keep(make_function(mode, compute_)), x, b, y);
+    pointwise(keep(make_function(mode, compute_, attributes)), x, b, y);
     return y;
   }
 

@@ -68,12 +68,40 @@ TensorSpec bias_of(const ConvolutionProblem& p) {
   return {*p.bias, sizes, channels_last_strides(sizes)};
 }
 
+void add_activation(Chain& graph, ConvolutionActivation activation, size_t y) {
+  switch (activation) {
+    case ConvolutionActivation::none:
+      return;
+    case ConvolutionActivation::relu:
+      graph.follow(CUDNN_POINTWISE_RELU_FWD, y);
+      return;
+    case ConvolutionActivation::relu6:
+      graph.follow(CUDNN_POINTWISE_RELU_FWD, y, {}, {{CUDNN_ATTR_POINTWISE_RELU_UPPER_CLIP, 6}});
+      return;
+    case ConvolutionActivation::sigmoid:
+      graph.follow(CUDNN_POINTWISE_SIGMOID_FWD, y);
+      return;
+    case ConvolutionActivation::tanh:
+      graph.follow(CUDNN_POINTWISE_TANH_FWD, y);
+      return;
+    case ConvolutionActivation::silu:
+      graph.follow(CUDNN_POINTWISE_SWISH_FWD, y);
+      return;
+    case ConvolutionActivation::gelu:
+      graph.follow(CUDNN_POINTWISE_GELU_FWD, y);
+      return;
+    case ConvolutionActivation::gelu_tanh:
+      graph.follow(CUDNN_POINTWISE_GELU_APPROX_TANH_FWD, y);
+      return;
+  }
+}
+
 OperationGraph make_convolution_operation_graph(const ConvolutionProblem& problem,
                                                 const Device& device) {
   ConvolutionProblem p = lift_to_plane(problem);
   const PassAttributes& names = attributes_of(p.pass);
-  bool relu = p.activation == Activation::relu;
-  int steps = 1 + p.z.has_value() + p.bias.has_value() + relu;
+  bool activates = p.activation != ConvolutionActivation::none;
+  int steps = 1 + p.z.has_value() + p.bias.has_value() + activates;
   Chain graph(steps, p.y, p.compute, p.alignment);
   size_t x = graph.tensor(p.x, Role::x), w = graph.tensor(p.w, Role::w);
   size_t y = graph.result();  // in a gradient what it reads
@@ -96,7 +124,7 @@ OperationGraph make_convolution_operation_graph(const ConvolutionProblem& proble
   graph.add(std::move(operation), "cuDNN has no such convolution");
   if (p.z) y = graph.follow(CUDNN_POINTWISE_ADD, y, graph.tensor(p.y, Role::z));
   if (p.bias) y = graph.follow(CUDNN_POINTWISE_ADD, y, graph.tensor(bias_of(p), Role::bias));
-  if (relu) graph.follow(CUDNN_POINTWISE_RELU_FWD, y);
+  if (activates) add_activation(graph, p.activation, y);
   OperationGraph made = graph.make(device);
   made.float32_products = p.x.dtype == at::kFloat;
   return made;
@@ -119,14 +147,14 @@ std::shared_ptr<Plan> make_convolution_plan(const ConvolutionProblem& p, const A
 }
 
 // The graph of the problem as it is, which is the fused one if there is an epilogue (bias, z,
-// relu).
+// activation).
 using Graph = Graphs<ConvolutionProblem, why_convolution_is_unsupported,
                      make_convolution_operation_graph, make_convolution_plan>;
 
 ConvolutionProblem plain_of(ConvolutionProblem p) {
   p.bias.reset();
   p.z.reset();
-  p.activation = Activation::none;
+  p.activation = ConvolutionActivation::none;
   return p;
 }
 

@@ -7,11 +7,11 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <type_traits>
 #include <vector>
 
 #include "ops/autocast.h"
 #include "ops/convolution/convolution.h"
+#include "problems/tensor_steps.h"
 #include "torch/internals.h"
 
 namespace torch_cudnn_ext::convolution {
@@ -151,12 +151,11 @@ Tensor tangent_of_result(ConvolutionPass pass, const Tensor& a, const Tensor& b,
   return tangent;
 }
 
-// One way through autograd for the three; relu, if it comes last, is part of the operator.
+// One way through autograd for all; relu, if it comes last, is part of the operator.
 template <class Args>
 Tensor with_autograd(c10::DispatchKeySet keys, const Args& args, ConvolutionPass pass,
                      const Tensor& a, const Tensor& b, const OptionalTensor& bias,
-                     const OptionalTensor& z, const Geometry& g, double beta) {
-  constexpr bool relu = std::is_same_v<Args, ForwardReluArgs>;
+                     const OptionalTensor& z, const Geometry& g, double beta, bool relu = false) {
   const Tensor &bias_tensor = or_undefined(bias), &z_tensor = or_undefined(z);
   bool any_tangent =
       has_tangent(a) || has_tangent(b) || has_tangent(bias_tensor) || has_tangent(z_tensor);
@@ -198,9 +197,24 @@ Geometry geometry_of(const Args& a) {
   return {a.stride, a.padding, a.dilation, a.groups, a.alpha, a.flip_kernel, a.policy};
 }
 
-Tensor forward_relu_autograd(c10::DispatchKeySet keys, const ForwardReluArgs& a) {
+// The gradient of relu is made of the result. If a gradient of another activation is wanted, the
+// convolution and the activation are two steps.
+Tensor forward_fused_autograd(c10::DispatchKeySet keys, const ForwardFusedArgs& a) {
+  auto activation = convolution_activation_from_text("convolution_fused: activation", a.activation);
+  bool relu = activation == ConvolutionActivation::relu;
+  const Tensor &bias = or_undefined(a.bias), &z = or_undefined(a.z);
+  bool is_differentiated = compute_requires_grad(a.input, a.weight, bias, z);
+  for (const Tensor* t : {&a.input, &a.weight, &bias, &z}) is_differentiated |= has_tangent(*t);
+  if (is_differentiated && !relu) {
+    c10::SmallVector<SymInt, 3> none(a.stride.size(), 0);
+    ForwardArgs plain{{a.input, a.weight, a.bias, a.stride, a.padding, a.dilation, false, none,
+                       a.groups, a.z, 1, has(a.z) ? 1.0 : 0.0, a.flip_kernel, a.policy}};
+    Tensor result = forward_autograd(keys, plain);
+    activate(activation, result);
+    return result;
+  }
   Geometry g{a.stride, a.padding, a.dilation, a.groups, 1, a.flip_kernel, a.policy};
-  return with_autograd(keys, a, ConvolutionPass::fwd, a.input, a.weight, a.bias, a.z, g, 1);
+  return with_autograd(keys, a, ConvolutionPass::fwd, a.input, a.weight, a.bias, a.z, g, 1, relu);
 }
 
 template <ConvolutionPass pass, class Args>
@@ -254,7 +268,7 @@ Tensor forward_autograd(c10::DispatchKeySet keys, const ForwardArgs& args) {
 }
 
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
-  register_kernels<forward_autograd, forward_relu_autograd,
+  register_kernels<forward_autograd, forward_fused_autograd,
                    backward_autograd<ConvolutionPass::bwd_data, BackwardInputArgs>,
                    backward_autograd<ConvolutionPass::bwd_filter, BackwardWeightArgs>,
                    forward_out_autograd, backward_out_autograd<BackwardInputOutArgs>,
@@ -264,7 +278,7 @@ TORCH_LIBRARY_IMPL(torch_cudnn_ext, Autograd, m) {
 // As PyTorch's own convolution: all tensors to the lower type.
 template <c10::DeviceType device>
 static void register_autocast(torch::Library& m) {
-  register_kernels<autocast<device, ForwardArgs>, autocast<device, ForwardReluArgs>,
+  register_kernels<autocast<device, ForwardArgs>, autocast<device, ForwardFusedArgs>,
                    autocast<device, BackwardInputArgs>, autocast<device, BackwardWeightArgs>>(m);
 }
 TORCH_LIBRARY_IMPL(torch_cudnn_ext, AutocastCPU, m) { register_autocast<c10::kCPU>(m); }

@@ -44,20 +44,22 @@ struct ForwardOutArgs : ForwardArgsWith<Tensor&> {
   using Result = void;
 };
 
-// relu(conv + bias + z)
-struct ForwardReluArgs {
-  static constexpr const char* kName = "convolution_relu";
+// activation(conv + bias + z)
+struct ForwardFusedArgs {
+  static constexpr const char* kName = "convolution_fused";
   using Result = Tensor;
   const Tensor &input, &weight;
   const OptionalTensor& bias;
   SymIntArrayRef stride, padding, dilation;
   const SymInt& groups;
+  std::string_view activation;
   const OptionalTensor& z;
   bool flip_kernel;
   OptionalPolicy policy;
 
   auto tied() const {
-    return std::tie(input, weight, bias, stride, padding, dilation, groups, z, flip_kernel, policy);
+    return std::tie(input, weight, bias, stride, padding, dilation, groups, activation, z,
+                    flip_kernel, policy);
   }
 };
 
@@ -150,7 +152,8 @@ struct Request {
   OptionalPolicy policy = std::nullopt;
   // Given for a transposed convolution: a bwd_data that finds the sizes of its result.
   std::optional<SymIntArrayRef> output_padding = std::nullopt;
-  Activation activation = Activation::none;
+  // Given if z is part of the problem.
+  std::optional<ConvolutionActivation> activation = std::nullopt;
 
   const char* first_name() const { return pass == ConvolutionPass::fwd ? names.x : names.y; }
 };

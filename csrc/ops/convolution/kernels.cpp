@@ -15,7 +15,7 @@ namespace torch_cudnn_ext::convolution {
 namespace {
 
 constexpr Names kForwardNames{"convolution", "input", "weight", "output"};
-constexpr Names kReluNames{"convolution_relu", "input", "weight", "output"};
+constexpr Names kFusedNames{"convolution_fused", "input", "weight", "output"};
 constexpr Names kTransposedNames{"convolution (transposed)", "output", "weight", "input"};
 constexpr Names kBackwardInputNames{"convolution_backward_input", "input_size", "weight",
                                     "grad_output"};
@@ -88,7 +88,7 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes
   p.check_compute();
   if (has_bias) p.bias = dtype;
   if (has_z) p.z = dtype;
-  p.activation = r.activation;
+  p.activation = r.activation.value_or(ConvolutionActivation::none);
   if (r.beta != 0 || r.alpha != 1) {
     p.accumulate = r.alpha == 1 && r.beta == 1 ? Accumulate::add : Accumulate::general;
   }
@@ -131,8 +131,8 @@ Tensor run(const Request& r, const Sizes& sizes, bool channels_last, const Tenso
 // Without a batch or channels there is nothing to sum.
 bool is_empty(const Sizes& sizes) { return sizes.x[0] == 0 || sizes.x[1] == 0; }
 
-// alpha * op + beta * z + bias, or relu(op + z + bias), as a new tensor; for meta tensors, its
-// shape and layout.
+// alpha * op + beta * z + bias, or activation(op + z + bias), as a new tensor; for meta tensors,
+// its shape and layout.
 Tensor run_functional(const Request& r, const OptionalTensor& bias, const OptionalTensor& z) {
   Sizes sizes = checked_sizes(r, bias);
   const SymSizes& result_sizes = sizes.of(result_role(r.pass));
@@ -142,7 +142,7 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
   bool channels_last = prefers_channels_last(r, sizes);
   if (r.first.is_meta()) return empty_result(result_sizes, channels_last, r.first);
   c10::OptionalDeviceGuard guard(r.first.device());
-  bool relu = r.activation == Activation::relu, adds = z && r.beta != 0;
+  bool adds = z && r.beta != 0;
   bool empty = is_empty(sizes);
   bool fused = has(bias) && r.pass == ConvolutionPass::fwd && r.alpha == 1 && !adds && !empty;
   Tensor result;
@@ -156,7 +156,7 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
   } else {
     // Aligned, so that the few numbers of a bias do not exclude engines.
     Tensor addend = fused ? aligned(bias->contiguous()) : Tensor();
-    Tensor summand = relu && z ? in_layout(*z, channels_last) : Tensor();
+    Tensor summand = r.activation && z ? in_layout(*z, channels_last) : Tensor();
     result = run(r, sizes, channels_last, result, addend, summand);
     // If its memory is that of both layouts, the problem may have had the other's strides.
     if (channels_last && !tells_layouts_apart(result.sizes())) {
@@ -164,6 +164,10 @@ Tensor run_functional(const Request& r, const OptionalTensor& bias, const Option
     }
   }
   if (has(bias) && !fused && result.numel() > 0) add_bias(result, *bias);
+  if (empty && r.activation) {
+    if (z) result.add_(*z);
+    activate(*r.activation, result);
+  }
   return result;
 }
 
@@ -226,15 +230,15 @@ Request request_of(ConvolutionPass pass, const BackwardArgsWith<Last>& a) {
           a.policy};
 }
 
-Tensor run_forward_relu(const ForwardReluArgs& a) {
-  Request r{ConvolutionPass::fwd, kReluNames, a.input,       a.weight, {}, a.stride, a.padding,
-            a.dilation,           a.groups,   a.flip_kernel, 1,        0,  a.policy};
-  r.activation = Activation::relu;
+Tensor run_forward_fused(const ForwardFusedArgs& a) {
+  Request r{ConvolutionPass::fwd, kFusedNames, a.input,       a.weight, {}, a.stride, a.padding,
+            a.dilation,           a.groups,    a.flip_kernel, 1,        0,  a.policy};
+  r.activation = convolution_activation_from_text("convolution_fused: activation", a.activation);
   return run_functional(r, a.bias, a.z);
 }
 
-Tensor forward_relu(const ForwardReluArgs& args) {
-  return KnownKernel<ConvolutionProblem, run_forward_relu>::call(args);
+Tensor forward_fused(const ForwardFusedArgs& args) {
+  return KnownKernel<ConvolutionProblem, run_forward_fused>::call(args);
 }
 
 Tensor run_backward_input(const BackwardInputArgs& args) {
@@ -264,7 +268,7 @@ std::optional<Tensor> plain_convolution(const ForwardArgs& args) {
 }
 
 void register_all(torch::Library& m) {
-  register_kernels<forward, forward_relu, backward_input, backward_weight, forward_out,
+  register_kernels<forward, forward_fused, backward_input, backward_weight, forward_out,
                    backward_input_out, backward_weight_out>(m);
 }
 

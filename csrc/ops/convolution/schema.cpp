@@ -1,4 +1,4 @@
-// The schemas of convolution. Results are alpha * op + beta * z, or relu(op + z + bias). With
+// The schemas of convolution. Results are alpha * op + beta * z, or activation(op + z + bias). With
 // flip_kernel the kernel is flipped: convolution in the mathematical sense. Operators with `out`
 // compute out = alpha * op + beta * out; they are not differentiable, and tensors that require a
 // gradient are an error.
@@ -38,9 +38,9 @@ TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) {
   define_both(
       m, "convolution_backward_weight",
       "Tensor grad_output, Tensor input, SymInt[] weight_size" + geometry + "SymInt groups");
-  define(m, {"convolution_relu(Tensor input, Tensor weight, Tensor? bias" + geometry +
-             "SymInt groups, *, Tensor? z=None, bool flip_kernel=False, str? policy=None) -> "
-             "Tensor"});
+  define(m, {"convolution_fused(Tensor input, Tensor weight, Tensor? bias" + geometry +
+             "SymInt groups, str activation, *, Tensor? z=None, bool flip_kernel=False, "
+             "str? policy=None) -> Tensor"});
 }
 
 }  // namespace torch_cudnn_ext

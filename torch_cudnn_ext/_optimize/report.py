@@ -1,0 +1,124 @@
+"""What `optimize` did with a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch_cudnn_ext._optimize.recipe import Way
+from torch_cudnn_ext._optimize.rewriting import Rewrites
+
+
+@dataclass(frozen=True)
+class ProblemRow:
+    """What was found for a problem. Times are in milliseconds.
+
+    Attributes:
+        problem: Its line.
+        algorithm: The algorithm that runs.
+        ms: The algorithm's time.
+        pytorch_ms: The time of PyTorch's kernel; ``None`` if it was not measured.
+        calls: How often a call of the network computes it; 0 if only the compiled one does.
+        by_workspace: The time of the fastest algorithm that needs no more bytes of workspace.
+    """
+
+    problem: str
+    algorithm: str
+    ms: float
+    pytorch_ms: float | None
+    calls: int
+    by_workspace: dict[int, float]
+
+
+@dataclass
+class OptimizationReport:
+    """What `optimize` did with a network.
+
+    Attributes:
+        network: The model's class.
+        rewrites: The layers that were removed, folded and fused.
+        whole: Modules whose code was not traced, by name (``""`` is the model), and why. Their
+            layers are exchanged one by one.
+        layout: The layout of images and filters.
+        cuda_graph: Why there is no CUDA graph; empty if there is one.
+        torch_compile: Why ``torch.compile`` compiles nothing; empty if it does.
+        problems: What was found for each problem.
+        times_ms: The median time of a call, for each way that was timed.
+        way: The way that runs.
+        ratio: How many times as fast as PyTorch the network is: the time of the fastest way with
+            PyTorch's layers (``torch.compile`` is one), divided by the time of the way that runs.
+        interval: The 95 % interval of ``ratio``.
+        errors: For each way but those in CUDA graphs, the largest error of the results, relative to
+            the largest element of the results in float64. Empty if the network does not run in
+            float64.
+        note: Why PyTorch's layers run, if they do, and which results were too far off.
+    """
+
+    network: str
+    rewrites: Rewrites
+    whole: dict[str, str]
+    layout: str
+    cuda_graph: str = ""
+    torch_compile: str = ""
+    problems: list[ProblemRow] = field(default_factory=list)
+    times_ms: dict[Way, float] = field(default_factory=dict)
+    way: Way = Way.optimized
+    ratio: float = 1.0
+    interval: tuple[float, float] = (1.0, 1.0)
+    errors: dict[Way, float] = field(default_factory=dict)
+    note: str = ""
+
+    def __str__(self) -> str:
+        """The report as text."""
+        done = self.rewrites
+        low, high = self.interval
+        lines = [f"{self.network}: {self.way.value}"]
+        if self.times_ms and not self.way.is_pytorchs:
+            lines[0] += f", {self.ratio:.2f} times as fast as PyTorch ({low:.2f} to {high:.2f})"
+        lines += [f"  {way.value}: {ms:.4g} ms" for way, ms in self.times_ms.items()]
+        lines += [self.note] if self.note else []
+        counts = [
+            (len(done.folded), "batch norms folded"),
+            (len(done.activated), "convolutions with an activation"),
+            (len(done.residual), "convolutions with a sum"),
+            (len(done.removed), "layers removed"),
+        ]
+        told = ", ".join(f"{count} {text}" for count, text in counts if count)
+        lines.append(f"{told or 'nothing folded or fused'}; layout: {self.layout}")
+        lines += [f"not traced: {name or 'the model'}: {why}" for name, why in self.whole.items()]
+        if self.cuda_graph:
+            lines.append(f"no CUDA graph: {self.cuda_graph}")
+        if self.torch_compile:
+            lines.append(f"not compiled: {self.torch_compile}")
+        if self.errors:
+            errors = [f"{error:.2g} ({way.value})" for way, error in self.errors.items()]
+            lines.append(f"largest errors: {', '.join(errors)}")
+        for row in self.problems:
+            plain = "" if row.pytorch_ms is None else f" ({row.pytorch_ms:.4g} ms)"
+            lines.append(f"  {row.problem}  {row.algorithm}  {row.ms:.4g} ms{plain}")
+        return "\n".join(lines)
+
+    def pareto(self) -> list[tuple[int, float]]:
+        """The least time for each bound of the workspace, as the problems were timed.
+
+        Workspaces are not alive at the same time, so a bound holds for each problem and for the
+        network. The times are those of the problems alone, without what lies between them.
+
+        Returns:
+            Bytes and milliseconds a call of the network, the smallest bound first; a larger bound
+            is left out if it makes nothing faster. Empty after `load_optimized`, which times
+            nothing.
+
+        Example:
+            >>> fast = optimize(torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 8, 8))
+            >>> fast.pareto()[0][0]
+            0
+        """
+        rows = [row for row in self.problems if row.calls]
+        points: list[tuple[int, float]] = []
+        for size in sorted({size for row in rows for size in row.by_workspace}):
+            within = [[ms for at, ms in row.by_workspace.items() if at <= size] for row in rows]
+            if all(within):
+                total = sum(row.calls * min(times) for row, times in zip(rows, within, strict=True))
+                if not points or total < points[-1][1]:
+                    points.append((size, total))
+        return points
