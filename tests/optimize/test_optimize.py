@@ -531,7 +531,7 @@ def test_time_against_workspace(device: str) -> None:
     fast = tce.optimize(model.to(device), x, **BUDGET)
     points, rows = fast.pareto(), fast.report.problems
     assert [*points] == sorted(points) and len({ms for _, ms in points}) == len(points)
-    assert points[-1][1] == pytest.approx(sum(row.calls * row.ms for row in rows))
+    assert points[-1][1] <= sum(row.calls * row.ms for row in rows) + 1e-9
     assert all(a[1] > b[1] for a, b in zip(points, points[1:], strict=False))
     assert [row.calls for row in rows] == [1, 1]
     least = min(r["workspace_bytes"] or 0 for e in tce.tuning.entries() for r in e["measurements"])
