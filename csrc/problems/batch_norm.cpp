@@ -1,4 +1,5 @@
 // Batch normalisation: what makes a problem valid.
+#include "problems/field_text.h"
 #include "problems/problem.h"
 
 namespace torch_cudnn_ext {
@@ -12,6 +13,8 @@ void BatchNormProblem::validate() const {
   TORCH_CHECK_VALUE(dense, "batch_norm: x has gaps between its elements, wanted :nchw or :nhwc");
   TORCH_CHECK_VALUE(pass == BatchNormPass::fwd || !running,
                     "batch_norm: running is true, but only fwd keeps running statistics");
+  TORCH_CHECK_VALUE(activation == Activation::none || activation == Activation::relu,
+                    "batch_norm: act is ", name_text(activation), ", wanted none or relu");
   TORCH_CHECK_VALUE(pass != BatchNormPass::bwd || (!z && activation == Activation::none),
                     "batch_norm: z and act are of fwd and infer, wanted neither in bwd");
   TORCH_CHECK_VALUE(pass == BatchNormPass::bwd || train,

@@ -22,9 +22,12 @@ inline constexpr EnumName<Accumulate> kAccumulates[] = {
     {Accumulate::none, "none"}, {Accumulate::add, "add"}, {Accumulate::general, "general"}};
 inline const auto& enum_names(Accumulate) { return kAccumulates; }
 
-enum class Activation : uint8_t { none, relu };
-inline constexpr EnumName<Activation> kActivations[] = {{Activation::none, "none"},
-                                                        {Activation::relu, "relu"}};
+enum class Activation : uint8_t { none, relu, relu6, sigmoid, tanh, silu, gelu, gelu_tanh };
+inline constexpr EnumName<Activation> kActivations[] = {
+    {Activation::none, "none"},   {Activation::relu, "relu"},
+    {Activation::relu6, "relu6"}, {Activation::sigmoid, "sigmoid"},
+    {Activation::tanh, "tanh"},   {Activation::silu, "silu"},
+    {Activation::gelu, "gelu"},   {Activation::gelu_tanh, "gelu_tanh"}};
 inline const auto& enum_names(Activation) { return kActivations; }
 inline Activation activation_from_text(std::string_view what, std::string_view text) {
   return enum_value(kActivations, what, text);

@@ -91,7 +91,7 @@ void ConvolutionProblem::validate() const {
   };
   check_addend("bias", bias);
   check_addend("z", z);
-  if (activation != ConvolutionActivation::none) check_epilogue("act", name_text(activation));
+  if (activation != Activation::none) check_epilogue("act", name_text(activation));
 }
 
 }  // namespace torch_cudnn_ext

@@ -21,28 +21,6 @@ inline constexpr EnumName<ConvolutionMode> kConvolutionModes[] = {{ConvolutionMo
                                                                   {ConvolutionMode::conv, "conv"}};
 inline const auto& enum_names(ConvolutionMode) { return kConvolutionModes; }
 
-// The function that comes last.
-enum class ConvolutionActivation : uint8_t {
-  none,
-  relu,
-  relu6,
-  sigmoid,
-  tanh,
-  silu,
-  gelu,
-  gelu_tanh
-};
-inline constexpr EnumName<ConvolutionActivation> kConvolutionActivations[] = {
-    {ConvolutionActivation::none, "none"},   {ConvolutionActivation::relu, "relu"},
-    {ConvolutionActivation::relu6, "relu6"}, {ConvolutionActivation::sigmoid, "sigmoid"},
-    {ConvolutionActivation::tanh, "tanh"},   {ConvolutionActivation::silu, "silu"},
-    {ConvolutionActivation::gelu, "gelu"},   {ConvolutionActivation::gelu_tanh, "gelu_tanh"}};
-inline const auto& enum_names(ConvolutionActivation) { return kConvolutionActivations; }
-inline ConvolutionActivation convolution_activation_from_text(std::string_view what,
-                                                              std::string_view text) {
-  return enum_value(kConvolutionActivations, what, text);
-}
-
 // What a pass computes.
 inline Role result_role(ConvolutionPass pass) {
   if (pass == ConvolutionPass::fwd) return Role::y;
@@ -62,11 +40,11 @@ struct ConvolutionProblem {
   int64_t alignment = 16;  // bytes; the largest power of two up to 16 that all addresses have
   ConvolutionMode mode = ConvolutionMode::cross;
   std::optional<c10::ScalarType> bias, z;
-  ConvolutionActivation activation = ConvolutionActivation::none;
+  Activation activation = Activation::none;
   Accumulate accumulate = Accumulate::none;
 
   int spatial_dims() const { return x.sizes.size() - 2; }
-  bool has_epilogue() const { return bias || z || activation != ConvolutionActivation::none; }
+  bool has_epilogue() const { return bias || z || activation != Activation::none; }
   Dims output_sizes() const;
   const TensorSpec& result() const;
   TensorSpec default_output() const;
@@ -94,7 +72,7 @@ struct ConvolutionProblem {
     visit.optional("mode", p.mode, ConvolutionMode::cross);
     visit.optional("bias", p.bias, std::optional<c10::ScalarType>());
     visit.optional("z", p.z, std::optional<c10::ScalarType>());
-    visit.optional("act", p.activation, ConvolutionActivation::none);
+    visit.optional("act", p.activation, Activation::none);
     visit.optional("accumulate", p.accumulate, Accumulate::none);
   }
 };

@@ -28,29 +28,29 @@ inline void add_bias(at::Tensor& result, const at::Tensor& bias) {
 }
 
 // In place.
-inline void activate(ConvolutionActivation activation, at::Tensor& result) {
+inline void activate(Activation activation, at::Tensor& result) {
   switch (activation) {
-    case ConvolutionActivation::none:
+    case Activation::none:
       break;
-    case ConvolutionActivation::relu:
+    case Activation::relu:
       result.relu_();
       break;
-    case ConvolutionActivation::relu6:
+    case Activation::relu6:
       at::hardtanh_(result, 0, 6);
       break;
-    case ConvolutionActivation::sigmoid:
+    case Activation::sigmoid:
       result.sigmoid_();
       break;
-    case ConvolutionActivation::tanh:
+    case Activation::tanh:
       result.tanh_();
       break;
-    case ConvolutionActivation::silu:
+    case Activation::silu:
       at::silu_(result);
       break;
-    case ConvolutionActivation::gelu:
+    case Activation::gelu:
       at::gelu_(result);
       break;
-    case ConvolutionActivation::gelu_tanh:
+    case Activation::gelu_tanh:
       at::gelu_(result, "tanh");
       break;
   }

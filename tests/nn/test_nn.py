@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import newest
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -559,6 +560,27 @@ def test_a_layer_with_relu(dims: int, choice: str, device: str) -> None:
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), wanted)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ["identity", "relu", "relu6", "silu", "gelu"])
+def test_layers_with_activations(name: str, bias: bool, device: str) -> None:
+    function = (lambda y: y) if name == "identity" else getattr(F, name)
+    options: dict[str, Any] = {"device": device, "dtype": torch.float64, "bias": bias}
+    for kind, arguments, x in (("Linear", (6, 4), (3, 6)), ("Conv1d", (6, 4, 3), (2, 6, 9))):
+        mine = getattr(ours, kind)(*arguments, activation=name, **options)
+        plain = getattr(nn, kind)(*arguments, **options)
+        plain.load_state_dict(mine.state_dict())
+        one = torch.randn(x, device=device, dtype=torch.float64)
+        for given in (one[0], one.requires_grad_()):
+            got, wanted = mine(given), function(plain(given))
+            torch.testing.assert_close(got, wanted)
+        parameters = (given, *mine.parameters())
+        theirs = torch.autograd.grad(wanted.sum(), (given, *plain.parameters()))
+        torch.testing.assert_close(torch.autograd.grad(got.sum(), parameters), theirs)
+        with torch.no_grad():
+            torch.testing.assert_close(mine(given), wanted)
+        assert copy.deepcopy(mine).activation == name
+
+
 def test_a_layer_with_relu_stays_when_others_are_converted_back() -> None:
     model = nn.Sequential(ours.Conv2d(3, 4, 3, activation="relu"), ours.Conv2d(4, 4, 3))
     assert str(model[0]).endswith("activation='relu')") and "activation" not in str(model[1])
@@ -568,7 +590,7 @@ def test_a_layer_with_relu_stays_when_others_are_converted_back() -> None:
     convert(model, to="torch")
     assert type(model[0]) is ours.Conv2d and type(model[1]) is nn.Conv2d
     with pytest.raises(
-        ValueError, match="Conv2d: argument activation: got 'elu', wanted 'none' or"
+        ValueError, match="Conv2d: argument activation: got 'elu', wanted one of none"
     ):
         ours.Conv2d(3, 4, 3, activation="elu")  # type: ignore[arg-type]
     for state in (nn.Conv2d(3, 4, 3).state_dict(), ours.Conv2d(3, 4, 3).state_dict()):
@@ -781,8 +803,8 @@ def test_a_signature_is_the_parents_and_the_policy(mine: Any) -> None:
     for name in ("skip_input", "remember_states"):
         assert (found.pop(name, None) is None) == (mine.family != "rnn")
     assert (found.pop("window", None) is None) == (mine is not ours.LocalResponseNorm)
-    clamps = mine in (ours.Conv1d, ours.Conv2d, ours.Conv3d)
-    assert (found.pop("activation", None) is None) == (not clamps)
+    activates = mine in (ours.Conv1d, ours.Conv2d, ours.Conv3d, ours.Linear)
+    assert (found.pop("activation", None) is None) == (not activates)
     assert found == wanted
 
 

@@ -586,6 +586,14 @@ def test_relu_is_of_plain_forwards() -> None:
         ops.convolution(x, w, z=z.double(), beta=1, activation="relu")
 
 
+def test_batch_norm_takes_no_other_activation_than_relu() -> None:
+    with pytest.raises(ValueError, match="batch_norm: act is silu, wanted none or relu"):
+        _C.problem_info("batch_norm_fwd x=f32[2,4,9]:nchw act=silu")
+    statistics = torch.zeros(4), torch.ones(4)
+    with pytest.raises(ValueError, match="batch_norm: activation.*'silu'"):
+        ops.batch_norm(torch.randn(2, 4, 3), *statistics, activation="silu")  # type: ignore[arg-type]
+
+
 def test_output_padding_must_be_smaller_than_stride_or_dilation(device: str) -> None:
     w = torch.randn(4, 6, 3, 3, device=device)
     with pytest.raises(REFUSED) as caught:

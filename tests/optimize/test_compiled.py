@@ -21,6 +21,7 @@ from torch_cudnn_ext._optimize.recipe import Way
 from torch_cudnn_ext._optimize.rewriting import ConvolutionAdd
 from torch_cudnn_ext.nn import Conv2d
 
+COMPILES = {**BUDGET, "torch_compile": True}
 COMPILED = (Way.compiled, Way.compiled_graph, Way.mixed, Way.mixed_graph)
 
 
@@ -58,7 +59,7 @@ def check(fast: tce.OptimizedModel, model: nn.Module, *args: Any) -> None:
 def test_inductor_compiles_what_lies_between(device: str) -> None:
     model = trained_like(Block("iadd")).to(device)
     x = torch.randn(2, 4, 8, 8, device=device)
-    fast = tce.optimize(model, x, torch_compile=True, **BUDGET)
+    fast = tce.optimize(model, x, **COMPILES)
     check(fast, model, x)
     assert {Way.compiled, Way.mixed} <= fast.report.times_ms.keys()
     assert {Way.plain, Way.optimized, Way.compiled, Way.mixed} == fast.report.errors.keys()
@@ -81,7 +82,7 @@ def test_a_layer_is_ours_if_tuning_found_something_faster(
     choices_of = compiled.choices_of
     monkeypatch.setattr(optimize, "choices_of", choices)
     model, x = trained_like(Block("iadd")).to(device), torch.randn(2, 4, 8, 8, device=device)
-    fast = tce.optimize(model, x, torch_compile=True, **BUDGET)
+    fast = tce.optimize(model, x, **COMPILES)
     check(fast, model, x)
     ran = called(network(fast))
     if kept == "all":  # both take in what follows
@@ -98,7 +99,7 @@ def test_a_layer_is_ours_if_tuning_found_something_faster(
 def test_recipes_copies_and_other_calls(tmp_path: Path, device: str) -> None:
     model = trained_like(Block("swapped")).to(device)
     x = torch.randn(2, 4, 8, 8, device=device)
-    fast = tce.optimize(model, x, torch_compile=True, **BUDGET)
+    fast = tce.optimize(model, x, **COMPILES)
     fast.save(tmp_path / "block.tce")
     again = tce.load_optimized(tmp_path / "block.tce", model)
     assert again._recipe == fast._recipe
@@ -118,7 +119,7 @@ def test_what_cannot_be_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("torch.compile", lambda *_, **__: fails)
     model, x = nn.Sequential(nn.Conv1d(2, 2, 3), nn.ReLU()).eval(), torch.randn(1, 2, 8)
     with pytest.warns(UserWarning, match="calls run without torch.compile: there is no compiler"):
-        fast = tce.optimize(model, x, torch_compile=True, **BUDGET)
+        fast = tce.optimize(model, x, **COMPILES)
     assert "not compiled: there is no compiler" in str(fast.report)
     assert {Way.plain, Way.optimized} == fast.report.errors.keys() == fast.report.times_ms.keys()
     check_calls(fast, model, x)
@@ -133,7 +134,7 @@ def test_it_is_off_on_the_cpu_and_for_what_is_not_traced() -> None:
     assert tce.optimize(nn.Conv1d(2, 2, 3), x, **BUDGET).report.torch_compile == (
         "torch_compile=False"
     )
-    fast = tce.optimize(Branches(), x, torch_compile=True, **BUDGET)
+    fast = tce.optimize(Branches(), x, **COMPILES)
     assert fast.report.torch_compile == "the model was not traced"
     with pytest.raises(ValueError, match="torch_compile: got 1, wanted True, False or None"):
         tce.optimize(nn.Conv1d(2, 2, 3), x, torch_compile=1)  # type: ignore[arg-type]
@@ -142,5 +143,5 @@ def test_it_is_off_on_the_cpu_and_for_what_is_not_traced() -> None:
 @needs_cuda
 def test_on_a_gpu_it_is_compiled_by_itself() -> None:
     model = trained_like(Block("iadd")).cuda()
-    fast = tce.optimize(model, torch.randn(2, 4, 8, 8, device="cuda"), **BUDGET)
+    fast = tce.optimize(model, torch.randn(2, 4, 8, 8, device="cuda"), time_budget_s=0.2)
     assert Way.mixed_graph in fast.report.times_ms

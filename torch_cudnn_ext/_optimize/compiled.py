@@ -13,9 +13,11 @@ from torch.nn import Module
 from torch_cudnn_ext import _C, nn
 from torch_cudnn_ext._optimize.forms import reason_of
 from torch_cudnn_ext._optimize.rewriting import name_of
+from torch_cudnn_ext.nn.activated import Activated
 from torch_cudnn_ext.ops.decision import last_decision
 
-FAMILIES = ("conv", "rnn")  # Inductor's code of others is as fast as ours, or faster
+# Inductor's code of others is as fast as ours, or faster, unless they took in an activation.
+FAMILIES = ("conv", "rnn")
 
 
 class CompileError(RuntimeError):
@@ -106,7 +108,8 @@ def choices_of(
 
 def stays_ours(layer: Module) -> bool:
     """Whether a layer of this package may be part of a compiled network."""
-    return isinstance(layer, nn.Tunable) and layer.family in FAMILIES
+    is_fused = isinstance(layer, Activated) and layer.activation != "none"
+    return is_fused or (isinstance(layer, nn.Tunable) and layer.family in FAMILIES)
 
 
 def targets_of(network: fx.GraphModule, layers: Iterable[str]) -> set[str]:

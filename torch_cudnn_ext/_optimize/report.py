@@ -78,8 +78,8 @@ class OptimizationReport:
         lines += [self.note] if self.note else []
         counts = [
             (len(done.folded), "batch norms folded"),
-            (len(done.activated), "convolutions with an activation"),
-            (len(done.residual), "convolutions with a sum"),
+            (len(done.activated), "activations taken in"),
+            (len(done.residual), "sums taken in"),
             (len(done.removed), "layers removed"),
         ]
         told = ", ".join(f"{count} {text}" for count, text in counts if count)

@@ -21,6 +21,7 @@ from torch_cudnn_ext.models.classes import counterparts, exchange, obstacle
 from torch_cudnn_ext.ops.convolution_primitives import convolution
 
 _FORWARD = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_FUSABLE = (*_FORWARD, torch.nn.Linear)  # take in an activation; convolutions also a sum
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
 _NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 _NOTHING = (
@@ -90,7 +91,7 @@ class Rewrites:
     Attributes:
         removed: Layers that do nothing in inference.
         folded: Layers that took in a batch norm.
-        activated: Convolutions that took in an activation.
+        activated: Convolutions and linear layers that took in an activation.
         residual: Convolutions that took in a sum, and an activation if one comes next.
     """
 
@@ -331,7 +332,7 @@ def _exchanged(layer: Any) -> Module:
 
 def _fusable(graph: fx.GraphModule, node: Any, calls: dict[Module, int]) -> Any:
     layer = _module(graph, node)
-    if type(layer) not in _FORWARD or layer is None or len(node.args) != 1 or node.kwargs:
+    if type(layer) not in _FUSABLE or layer is None or len(node.args) != 1 or node.kwargs:
         return None
     is_kept = obstacle(layer, counterparts()[type(layer)]) or not layer.weight.is_floating_point()  # type: ignore[operator]
     # A folded layer is new, and called once.
@@ -354,7 +355,11 @@ def _summand(graph: fx.GraphModule, add: fx.Node, calls: dict[Module, int]) -> t
     # What is added in place to a tensor that others hold changes theirs.
     if add.target not in _IN_PLACE_ADDS:
         pairs.append((second, first))
-    fitting = [p for p in pairs if _fusable(graph, p[0], calls) and len(p[0].users) == 1]  # type: ignore[union-attr]
+    fitting = [
+        p
+        for p in pairs
+        if type(_fusable(graph, p[0], calls)) in _FORWARD and len(p[0].users) == 1  # type: ignore[union-attr]
+    ]
     if len(fitting) == 2 and fitting[0][0] < fitting[1][0]:  # type: ignore[operator]
         fitting.reverse()  # the later one
     return fitting[0] if fitting else (None, None)

@@ -8,15 +8,12 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from torch_cudnn_ext._torch_internals import output_padding, reversed_padding
+from torch_cudnn_ext.nn.activated import Activated
 from torch_cudnn_ext.nn.tunable import Tunable
 from torch_cudnn_ext.ops._arguments import sizes_of
 from torch_cudnn_ext.ops._border import border, pad_after
 from torch_cudnn_ext.ops._direct import direct
-from torch_cudnn_ext.ops.convolution_primitives import (
-    ConvActivation,
-    check_activation,
-    convolution,
-)
+from torch_cudnn_ext.ops.convolution_primitives import convolution
 
 
 class _Convolution(Tunable, _ConvNd):
@@ -24,26 +21,8 @@ class _Convolution(Tunable, _ConvNd):
     _operator: ClassVar[Any]
 
 
-class _ForwardConvolution(_Convolution):
+class _ForwardConvolution(Activated, _Convolution):
     """A convolution that is not transposed."""
-
-    activation: ConvActivation = "none"
-
-    def __init__(self, *args: Any, activation: ConvActivation = "none", **kwargs: Any) -> None:
-        """Take the arguments of the class that this one replaces, a policy and an activation."""
-        super().__init__(*args, **kwargs)
-        check_activation(type(self).__name__, activation)
-        self.activation = activation
-
-    def extra_repr(self) -> str:
-        """The parent's line, the policy, and the activation."""
-        line = super().extra_repr()
-        return line if self.activation == "none" else f"{line}, activation={self.activation!r}"
-
-    def _reason_to_stay(self) -> str:
-        if self.activation == "none":
-            return ""
-        return f"torch.nn has no activation={self.activation!r}"
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding

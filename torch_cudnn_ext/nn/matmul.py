@@ -1,14 +1,20 @@
 """The linear layer."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext.nn.tunable import Tunable
+from torch_cudnn_ext.nn.activated import Activated
 from torch_cudnn_ext.ops import linear
+from torch_cudnn_ext.ops.matmul import gemm
 
 
-class Linear(Tunable, torch.nn.Linear):
+class Linear(Activated, torch.nn.Linear):
     """``torch.nn.Linear`` whose keyword ``policy`` selects its algorithms.
+
+    The keyword ``activation`` is ``none``, or a function of the result, as in
+    `torch_cudnn_ext.ops.gemm`.
 
     Example:
         >>> Linear(8, 3, policy="cpu:blocked")(torch.randn(2, 8)).shape
@@ -20,4 +26,9 @@ class Linear(Tunable, torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
-        return self._run_operator(linear, input, self.weight, self.bias)
+        if self.activation in ("none", "identity"):
+            return self._run_operator(linear, input, self.weight, self.bias)
+        rows = input if input.dim() > 1 else input.unsqueeze(0)
+        options: dict[str, Any] = {"transpose_b": True, "activation": self.activation}
+        output = self._run_operator(gemm, rows, self.weight, self.bias, **options)
+        return output if input.dim() > 1 else output.squeeze(0)

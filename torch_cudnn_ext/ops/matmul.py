@@ -132,7 +132,9 @@ def gemm(
         alpha: Factor of the product.
         beta: Factor of ``z``; 0 without it.
         z: Sizes that broadcast to the result's.
-        activation: ``none`` or ``relu``.
+        activation: ``none``, ``relu``, ``relu6``, ``sigmoid``, ``tanh``, ``silu``, ``gelu``, or
+            ``gelu_tanh`` (GELU's approximation by tanh). If a gradient is wanted, those other than
+            ``relu`` are a step of their own.
         policy: How the algorithm of the pass ``fwd`` is selected.
 
     Returns:

@@ -2,6 +2,7 @@
 // follows.
 #include "backends/aten/plan.h"
 #include "core/tensors.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::aten {
 namespace {
@@ -46,7 +47,7 @@ BuildResult build_matmul_plan(const MatmulProblem& p, const Algorithm& algorithm
   if (uses_tf32(at::Float32Op::MATMUL, p.x.dtype, device)) notes.add(Note::tf32);
   return make_plan(algorithm, notes, [p](Bindings& b) {
     Tensor y = matmul_product(p, b);
-    if (p.activation == Activation::relu) y.relu_();
+    activate(p.activation, y);
     give(b, Role::y, p.output(), y);
   });
 }

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "backends/cpu/plan.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext {
 namespace {
@@ -46,7 +47,7 @@ BuildResult build_matmul_plan(const MatmulProblem& p, const Algorithm& algorithm
     if (general) y.mul_(b.alpha);
     if (p.z) y.add_(input(Role::z), general ? b.beta : 1);
     if (p.bias) y.add_(input(Role::bias));
-    if (p.activation == Activation::relu) y.relu_();
+    activate(p.activation, y);
     give(b, Role::y, p.output(), y.to(p.x.dtype));
   });
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backends/cudnn_graph/engine.h"
+#include "problems/common.h"
 
 namespace torch_cudnn_ext::graph {
 
@@ -94,6 +95,33 @@ class Chain : public Builder {
     size_t y = result();
     pointwise(keep(make_function(mode, compute_, attributes)), x, b, y);
     return y;
+  }
+  void activate(Activation activation, size_t x) {
+    switch (activation) {
+      case Activation::none:
+        return;
+      case Activation::relu:
+        follow(CUDNN_POINTWISE_RELU_FWD, x);
+        return;
+      case Activation::relu6:
+        follow(CUDNN_POINTWISE_RELU_FWD, x, {}, {{CUDNN_ATTR_POINTWISE_RELU_UPPER_CLIP, 6}});
+        return;
+      case Activation::sigmoid:
+        follow(CUDNN_POINTWISE_SIGMOID_FWD, x);
+        return;
+      case Activation::tanh:
+        follow(CUDNN_POINTWISE_TANH_FWD, x);
+        return;
+      case Activation::silu:
+        follow(CUDNN_POINTWISE_SWISH_FWD, x);
+        return;
+      case Activation::gelu:
+        follow(CUDNN_POINTWISE_GELU_FWD, x);
+        return;
+      case Activation::gelu_tanh:
+        follow(CUDNN_POINTWISE_GELU_APPROX_TANH_FWD, x);
+        return;
+    }
   }
 
  private:

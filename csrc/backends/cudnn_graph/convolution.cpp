@@ -68,40 +68,11 @@ TensorSpec bias_of(const ConvolutionProblem& p) {
   return {*p.bias, sizes, channels_last_strides(sizes)};
 }
 
-void add_activation(Chain& graph, ConvolutionActivation activation, size_t y) {
-  switch (activation) {
-    case ConvolutionActivation::none:
-      return;
-    case ConvolutionActivation::relu:
-      graph.follow(CUDNN_POINTWISE_RELU_FWD, y);
-      return;
-    case ConvolutionActivation::relu6:
-      graph.follow(CUDNN_POINTWISE_RELU_FWD, y, {}, {{CUDNN_ATTR_POINTWISE_RELU_UPPER_CLIP, 6}});
-      return;
-    case ConvolutionActivation::sigmoid:
-      graph.follow(CUDNN_POINTWISE_SIGMOID_FWD, y);
-      return;
-    case ConvolutionActivation::tanh:
-      graph.follow(CUDNN_POINTWISE_TANH_FWD, y);
-      return;
-    case ConvolutionActivation::silu:
-      graph.follow(CUDNN_POINTWISE_SWISH_FWD, y);
-      return;
-    case ConvolutionActivation::gelu:
-      graph.follow(CUDNN_POINTWISE_GELU_FWD, y);
-      return;
-    case ConvolutionActivation::gelu_tanh:
-      graph.follow(CUDNN_POINTWISE_GELU_APPROX_TANH_FWD, y);
-      return;
-  }
-}
-
 OperationGraph make_convolution_operation_graph(const ConvolutionProblem& problem,
                                                 const Device& device) {
   ConvolutionProblem p = lift_to_plane(problem);
   const PassAttributes& names = attributes_of(p.pass);
-  bool activates = p.activation != ConvolutionActivation::none;
-  int steps = 1 + p.z.has_value() + p.bias.has_value() + activates;
+  int steps = 1 + p.z.has_value() + p.bias.has_value() + (p.activation != Activation::none);
   Chain graph(steps, p.y, p.compute, p.alignment);
   size_t x = graph.tensor(p.x, Role::x), w = graph.tensor(p.w, Role::w);
   size_t y = graph.result();  // in a gradient what it reads
@@ -124,7 +95,7 @@ OperationGraph make_convolution_operation_graph(const ConvolutionProblem& proble
   graph.add(std::move(operation), "cuDNN has no such convolution");
   if (p.z) y = graph.follow(CUDNN_POINTWISE_ADD, y, graph.tensor(p.y, Role::z));
   if (p.bias) y = graph.follow(CUDNN_POINTWISE_ADD, y, graph.tensor(bias_of(p), Role::bias));
-  if (activates) add_activation(graph, p.activation, y);
+  graph.activate(p.activation, y);
   OperationGraph made = graph.make(device);
   made.float32_products = p.x.dtype == at::kFloat;
   return made;
@@ -154,7 +125,7 @@ using Graph = Graphs<ConvolutionProblem, why_convolution_is_unsupported,
 ConvolutionProblem plain_of(ConvolutionProblem p) {
   p.bias.reset();
   p.z.reset();
-  p.activation = ConvolutionActivation::none;
+  p.activation = Activation::none;
   return p;
 }
 

@@ -1,4 +1,5 @@
-// Matrix products as an operation graph, with the epilogue in it: alpha, beta z, bias, relu.
+// Matrix products as an operation graph, with the epilogue in it: alpha, beta z, bias,
+// activation.
 #include "backends/cudnn_graph/builder.h"
 #include "backends/cudnn_graph/engine.h"
 #include "core/operator.h"
@@ -28,9 +29,10 @@ size_t add_product(Chain& graph, const MatmulProblem& p) {
 
 // The product and what follows it.
 OperationGraph make_matmul_operation_graph(const MatmulProblem& p, const Device& device) {
-  bool general = p.accumulate == Accumulate::general, relu = p.activation == Activation::relu;
+  bool general = p.accumulate == Accumulate::general;
+  bool activates = p.activation != Activation::none;
   bool scaled_z = general && p.z;
-  int steps = 1 + general + scaled_z + p.z + p.bias + relu;
+  int steps = 1 + general + scaled_z + p.z + p.bias + activates;
   Chain graph(steps, p.output(), p.compute, p.alignment, matmul_scalars_of(p));
   size_t value = add_product(graph, p);
   if (general) value = graph.follow(CUDNN_POINTWISE_MUL, value, graph.scalar(&Bindings::alpha));
@@ -44,7 +46,7 @@ OperationGraph make_matmul_operation_graph(const MatmulProblem& p, const Device&
     size_t bias = graph.tensor({p.x.dtype, {1, 1, n}, {n, n, 1}}, Role::bias);
     value = graph.follow(CUDNN_POINTWISE_ADD, value, bias);
   }
-  if (relu) graph.follow(CUDNN_POINTWISE_RELU_FWD, value);
+  graph.activate(p.activation, value);
   OperationGraph made = graph.make(device);
   made.float32_products = p.x.dtype == at::kFloat;
   return made;
@@ -58,6 +60,8 @@ std::optional<Unsupported> why_matmul_is_unsupported(const MatmulProblem& p) {
 
 std::shared_ptr<Plan> make_matmul_plan(const MatmulProblem& p, const Algorithm& algorithm,
                                        Engine engine) {
+  bool fused = p.accumulate != Accumulate::none || p.bias || p.activation != Activation::none;
+  if (fused) engine.notes.add(Note::fused);
   return std::make_shared<EnginePlan>(algorithm, std::move(engine), operator_of(p).slots(p),
                                       matmul_scalars_of(p));
 }

@@ -240,10 +240,9 @@ const bool registered_notes = register_errata({
         .seen(kCudnn9_19, "finite results of infinities; H100")
         .reproduced_by("conv_fwd x=f16[2,8,8,8]:nhwc w=f16[8,8,3,3]:nhwc pad=1 bias=f16",
                        "graph:eng32", "one inf"),
-    erratum<ConvolutionProblem>("conv-fused-relu-nan",
-                                [](const ConvolutionProblem& p) {
-                                  return p.activation == ConvolutionActivation::relu && p.bias;
-                                })
+    erratum<ConvolutionProblem>(
+        "conv-fused-relu-nan",
+        [](const ConvolutionProblem& p) { return p.activation == Activation::relu && p.bias; })
         .of("graph", {"eng0", "eng11", "eng12", "eng13", "eng14", "eng35", "eng36"})
         .in({"fwd"})
         .adds(Note::reduced_range,

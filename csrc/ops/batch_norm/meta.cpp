@@ -41,7 +41,9 @@ bool is_per_activation(std::string_view mode) {
 }
 
 Activation activation_of(std::string_view text) {
-  return activation_from_text("torch_cudnn_ext::batch_norm: activation", text);
+  static constexpr EnumName<Activation> kTaken[] = {{Activation::none, "none"},
+                                                    {Activation::relu, "relu"}};
+  return enum_value(kTaken, "torch_cudnn_ext::batch_norm: activation", text);
 }
 
 bool check_forward(const ForwardArgs& args) {

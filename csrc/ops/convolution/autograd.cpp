@@ -200,8 +200,8 @@ Geometry geometry_of(const Args& a) {
 // The gradient of relu is made of the result. If a gradient of another activation is wanted, the
 // convolution and the activation are two steps.
 Tensor forward_fused_autograd(c10::DispatchKeySet keys, const ForwardFusedArgs& a) {
-  auto activation = convolution_activation_from_text("convolution_fused: activation", a.activation);
-  bool relu = activation == ConvolutionActivation::relu;
+  auto activation = activation_from_text("convolution_fused: activation", a.activation);
+  bool relu = activation == Activation::relu;
   const Tensor &bias = or_undefined(a.bias), &z = or_undefined(a.z);
   bool is_differentiated = compute_requires_grad(a.input, a.weight, bias, z);
   for (const Tensor* t : {&a.input, &a.weight, &bias, &z}) is_differentiated |= has_tangent(*t);

@@ -153,7 +153,7 @@ struct Request {
   // Given for a transposed convolution: a bwd_data that finds the sizes of its result.
   std::optional<SymIntArrayRef> output_padding = std::nullopt;
   // Given if z is part of the problem.
-  std::optional<ConvolutionActivation> activation = std::nullopt;
+  std::optional<Activation> activation = std::nullopt;
 
   const char* first_name() const { return pass == ConvolutionPass::fwd ? names.x : names.y; }
 };

@@ -88,7 +88,7 @@ ConvolutionProblem problem_of(const Request& r, bool channels_last, const Shapes
   p.check_compute();
   if (has_bias) p.bias = dtype;
   if (has_z) p.z = dtype;
-  p.activation = r.activation.value_or(ConvolutionActivation::none);
+  p.activation = r.activation.value_or(Activation::none);
   if (r.beta != 0 || r.alpha != 1) {
     p.accumulate = r.alpha == 1 && r.beta == 1 ? Accumulate::add : Accumulate::general;
   }
@@ -233,7 +233,7 @@ Request request_of(ConvolutionPass pass, const BackwardArgsWith<Last>& a) {
 Tensor run_forward_fused(const ForwardFusedArgs& a) {
   Request r{ConvolutionPass::fwd, kFusedNames, a.input,       a.weight, {}, a.stride, a.padding,
             a.dilation,           a.groups,    a.flip_kernel, 1,        0,  a.policy};
-  r.activation = convolution_activation_from_text("convolution_fused: activation", a.activation);
+  r.activation = activation_from_text("convolution_fused: activation", a.activation);
   return run_functional(r, a.bias, a.z);
 }
 

@@ -53,7 +53,7 @@ class ConvolutionOperator : public OperatorOf<ConvolutionProblem> {
         "cudnnBackendExecute, cudnnConvolutionForward, cudnnConvolutionBackwardData, "
         "cudnnConvolutionBackwardFilter",
         "nchw, nhwc; 1 to 3 dimensions of space",
-        "of a forward bias, z and relu are fused; float64 contiguous",
+        "of a forward bias, z and activation are fused; float64 contiguous",
         {"conv_fwd x=f16[32,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1",
          "conv_fwd x=f16[32,3,224,224]:nhwc w=f16[64,3,7,7]:nhwc pad=3 stride=2"}};
   }

@@ -8,6 +8,7 @@
 #include "ops/autocast.h"
 #include "ops/call.h"
 #include "ops/matmul/matmul.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::matmul {
 namespace {
@@ -61,12 +62,23 @@ struct MatmulGradient {
   }
 };
 
+// The gradient of relu is made of the result. If a gradient of another activation is wanted, the
+// product and the activation are two steps.
 Tensor forward_autograd(c10::DispatchKeySet keys, const MatmulArgs& args) {
   const Tensor &a = args.a, &b = args.b, &z = or_undefined(args.z);
+  Activation activation = activation_of(args.activation);
+  bool relu = activation == Activation::relu;
+  if (!relu && activation != Activation::none &&
+      compute_requires_grad(a, b, or_undefined(args.bias), z)) {
+    MatmulArgs product{args.a,     args.b,    args.bias, args.transpose_a, args.transpose_b,
+                       args.alpha, args.beta, args.z,    "none",           args.policy};
+    Tensor result = forward_autograd(keys, product);
+    activate(activation, result);
+    return result;
+  }
   return run_with_gradient<MatmulGradient>(
       {a, b, or_undefined(args.bias), z}, 1, [&] { return redispatch(keys, args); },
       [&](auto& node, const auto& results) {
-        bool relu = activation_of(args.activation) == Activation::relu;
         std::vector<SymInt> z_sizes;
         if (z.defined()) z_sizes = z.sym_sizes().vec();
         node.gradient = {args.transpose_a,

@@ -15,6 +15,7 @@
 #include "ops/known_kernel.h"
 #include "ops/matmul/matmul.h"
 #include "ops/schema.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::matmul {
 namespace {
@@ -111,7 +112,8 @@ Tensor without_products(const MatmulArgs& a, at::IntArrayRef sizes, bool adds_z,
   if (result.numel() == 0) return result;
   if (adds_z) result.add_(*a.z, a.beta);
   if (has(a.bias)) result.add_(*a.bias);
-  return activation == Activation::relu ? result.relu_() : result;
+  activate(activation, result);
+  return result;
 }
 
 Tensor run_forward(const MatmulArgs& a) {
@@ -173,8 +175,7 @@ Tensor forward_meta(const MatmulArgs& a) {
 
 }  // namespace
 
-// activation(alpha * a b + beta * z + bias). Batches broadcast as in torch.matmul; activation is
-// none or relu.
+// activation(alpha * a b + beta * z + bias). Batches broadcast as in torch.matmul.
 TORCH_LIBRARY_FRAGMENT(torch_cudnn_ext, m) {
   define(
       m,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ops/arguments.h"
+#include "problems/tensor_steps.h"
 
 namespace torch_cudnn_ext::matmul {
 namespace {
@@ -14,7 +15,7 @@ class MatmulOperator : public OperatorOf<MatmulProblem> {
   OperatorDescription description() const override {
     return {"cudnnBackendExecute",
             "row-major, column-major; batches",
-            "no f64; f32 only as TF32; bias, relu, alpha and beta are fused",
+            "no f64; f32 only as TF32; bias, activation, alpha and beta are fused",
             {"matmul_fwd x=f16[1,4096,1024]:nchw w=f16[1,1024,1024]:nchw"}};
   }
   std::vector<BatchSize> batch_sizes() const override { return {}; }
@@ -48,7 +49,7 @@ class MatmulOperator : public OperatorOf<MatmulProblem> {
     if (p.accumulate == Accumulate::general) y.mul_(bindings.alpha);
     if (p.z) y.add_(in_double(Role::z), p.accumulate == Accumulate::add ? 1 : bindings.beta);
     if (p.bias) y.add_(in_double(Role::bias));
-    if (p.activation == Activation::relu) y.relu_();
+    activate(p.activation, y);
     Bindings out;
     out[Role::y] = std::move(y);
     return out;
