@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from torch_cudnn_ext._commands import options
-from torch_cudnn_ext._commands.options import Command, count, option
-from torch_cudnn_ext._defaults import VERIFY_TIME_LIMIT_S
+from torch_cudnn_ext._commands.options import Command, amount, count, option
+from torch_cudnn_ext._defaults import TOLERANCE, VERIFY_TIME_LIMIT_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +180,26 @@ class Tune(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compare(Command):
+    """Compare two results: what is faster, slower, the same, gone or new.
+
+    The files are two of profile, bench or tune with --format json, or two tuning tables. The exit
+    code is 1 if a problem, module or network became slower or is gone, otherwise 0.
+    """
+
+    before: Annotated[str, typer.Argument(help="A file of results.", show_default=False)]
+    after: Annotated[str, typer.Argument(help="A later file.", show_default=False)]
+    tolerance: Annotated[
+        float, amount("--tolerance", 0, "The relative difference that counts as none.")
+    ] = TOLERANCE
+    show_all: bool = option(
+        False, "--all", "Also what is the same. json, csv and the report hold it always."
+    )
+    format: options.FormatOption = options.Format.table
+    report: options.Report = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Coverage(Command):
     """Count the calls of a network that cuDNN computes, and the others by reason."""
 
@@ -313,6 +333,7 @@ COMMANDS: dict[str, type[Command]] = {
     "list": List,
     "bench": Bench,
     "tune": Tune,
+    "compare": Compare,
     "coverage": Coverage,
     "explain": Explain,
     "optimize": Optimize,

@@ -55,6 +55,11 @@ def count(name: str, least: int, help: str) -> Any:
     return typer.Option(name, parser=_number(int, least), metavar="N", help=help)
 
 
+def amount(name: str, least: float, help: str) -> Any:
+    """An option that takes a number."""
+    return typer.Option(name, parser=_number(float, least), metavar="X", help=help)
+
+
 def option(default: Any, name: str, help: str) -> Any:
     """A dataclass's field for an option; see `callback_of`."""
     return field(default=default, metadata={"option": typer.Option(name, help=help)})
@@ -99,6 +104,12 @@ Shard = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option("--resume", help="Keep finished problems in this file, and skip those in it."),
+]
+Report = Annotated[
+    str | None,
+    typer.Option(
+        "--report", metavar="FILE", help="Also write a page of HTML that needs no other file."
+    ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
 

@@ -3,13 +3,16 @@
 The functions of general use (`profile`, `profile_model`, `explain`) are names of `torch_cudnn_ext`.
 """
 
+from torch_cudnn_ext.analysis.compare import Change, Differences, compare
 from torch_cudnn_ext.analysis.coverage import Coverage, Family, coverage
 from torch_cudnn_ext.analysis.explain import Explanation, LayerCall
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile, Totals
 from torch_cudnn_ext.analysis.settings import Settings
 
 __all__ = [
+    "Change",
     "Coverage",
+    "Differences",
     "Explanation",
     "Family",
     "LayerCall",
@@ -17,6 +20,7 @@ __all__ = [
     "Profile",
     "Settings",
     "Totals",
+    "compare",
     "coverage",
 ]
 

@@ -32,22 +32,52 @@ def _markdown_line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(words)} |"
 
 
-def tables_html(tables: Iterable[Table]) -> str:
-    """Tables as HTML."""
+def tables_html(tables: Iterable[Table], classes: str = "") -> str:
+    """Tables as HTML, each with its title and its notes.
+
+    Args:
+        tables: The tables.
+        classes: Of each ``table`` element, for the script of a page.
+    """
     parts = []
     for table in tables:
-        head = "".join(f"<th>{html.escape(column.heading)}</th>" for column in table.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in table.rows
-        )
-        below = "<br>".join(html.escape(note) for note in table.notes())
         title = html.escape(table.title).replace("\n", "<br>")
-        parts.append(
-            f"<p><b>{title}</b></p><table><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table><p>{below}</p>"
-        )
+        below = "<br>".join(html.escape(note) for note in table.notes())
+        parts += [f"<p><b>{title}</b></p>"] * bool(title) + [table_html(table, classes)]
+        parts += [f'<p class="note">{below}</p>'] * bool(below)
     return "\n".join(parts)
+
+
+def table_html(table: Table, classes: str = "") -> str:
+    """The rows of a table as HTML; numbers are of the class ``n``, and what is not folded of ``w``.
+
+    The cells of a column that has ``choice`` have their text as their class.
+    """
+    if not table.rows:
+        return ""
+    kinds = ["n" if column.right else "w" if column.whole else "" for column in table.columns]
+    heads = [
+        _cell("th", f"{kind} {'kind' * column.choice}", column.heading)
+        for column, kind in zip(table.columns, kinds, strict=True)
+    ]
+    rows = [
+        "".join(
+            _cell("td", f"{kind} {cell if column.choice and cell.isalpha() else ''}", cell)
+            for column, kind, cell in zip(table.columns, kinds, row, strict=True)
+        )
+        for row in table.rows
+    ]
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    named = f' class="{classes}"' if classes else ""
+    return (
+        f'<div class="scroll"><table{named}><thead><tr>{"".join(heads)}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(tag: str, classes: str, text: str) -> str:
+    named = f' class="{classes.strip()}"' if classes.strip() else ""
+    return f"<{tag}{named}>{html.escape(text)}</{tag}>"
 
 
 def formatted(

@@ -30,13 +30,14 @@ class Column:
     """A heading, and the function that makes a cell of a record.
 
     A narrow terminal folds cells, but neither those of a ``right`` column, which are numbers, nor
-    those of a ``whole`` one.
+    those of a ``whole`` one. A page lets its reader filter by the cells of a ``choice`` column.
     """
 
     heading: str
     cell: Callable[[Record], str] = str
     right: bool = False
     whole: bool = False
+    choice: bool = False
 
 
 @dataclass(frozen=True)

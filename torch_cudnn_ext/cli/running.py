@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,11 +15,13 @@ from rich.progress import Progress as RichProgress
 
 from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._commands import options
+from torch_cudnn_ext._files import write_text
 from torch_cudnn_ext._policy_text import FOR_ALL, fields_of, only_fields, operators
 from torch_cudnn_ext._workload.journal import Journal
 from torch_cudnn_ext._workload.network import Workload
 from torch_cudnn_ext._workload.problems import Layer
 from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.page import Page
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 from torch_cudnn_ext.analysis.settings import Settings, make_settings
 from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables, profile_tables
@@ -115,6 +118,23 @@ def merge_file(path: str) -> None:
     """Merge the file of ``--table``; called before measuring, to complain about it at once."""
     with checks.errors_of("--table"):
         tuning.merge_table(path)
+
+
+def check_report(path: str | None) -> None:
+    """BadParameter if the file of ``--report`` cannot be written; before anything is measured."""
+    if path is None:
+        return
+    folder = Path(path).parent
+    if Path(path).is_dir() or not folder.is_dir():
+        what = "a folder" if Path(path).is_dir() else f"in {str(folder)!r}, which is no folder"
+        raise typer.BadParameter(f"--report: got {path!r}, {what}, wanted a file")
+
+
+def write_report(path: str | None, page: Page) -> None:
+    """Write the file of ``--report``, if one is asked for."""
+    if path is not None:
+        with checks.errors_of("--report"):
+            write_text(path, page.html())
 
 
 # Collecting and printing.
