@@ -76,8 +76,9 @@ def test_the_host_s_time_has_a_column_where_it_is_known() -> None:
 
 def test_titles_and_footers_are_what_they_are_in_every_format(measured: Profile) -> None:
     line, where = only_layer(measured).problem, "measured on cpu"
-    marked, plain = measured.to_markdown(), measured._repr_html_()
-    assert f"<b>{line}<br>{where}</b>" in plain
+    marked = measured.to_markdown()
+    plain = measured.to_html().partition("<main>")[2].partition("</main>")[0]
+    assert f"<b>#1 {line}</b>" in plain and f'<p class="note">{where}</p>' in plain
     assert f"**{line}**  \n**{where}**\n" in marked
     assert "\n\\* what the current policy runs; not shown: " in marked
     assert not re.search(r"(?m)^\*(?!\*)", marked)

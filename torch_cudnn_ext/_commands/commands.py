@@ -38,6 +38,7 @@ class Profile(Command):
     shard_text: options.Shard = None
     resume: options.Resume = None
     format: options.FormatOption = options.Format.table
+    report: options.Report = None
     search: options.Search
     isolate: options.Isolate = None
     table: str | None = option(
@@ -52,7 +53,7 @@ class Profile(Command):
                     context, name, f"--format {self.format.value}, which holds every row"
                 )
         if self.table is not None:
-            options.allow_only(context, "table", "problem", "show_all", "top", "format")
+            options.allow_only(context, "table", "problem", "show_all", "top", "format", "report")
             return
         options.check_isolate(self.isolate)
         self.source.check()
@@ -221,6 +222,7 @@ class Explain(Command):
     policy: options.PolicyText = ""
     measure: bool = option(True, "--measure/--no-measure", "Time each algorithm that runs.")
     format: options.FormatOption = options.Format.table
+    report: options.Report = None
 
 
 @dataclass(frozen=True, kw_only=True)

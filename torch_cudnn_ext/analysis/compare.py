@@ -183,8 +183,7 @@ class Differences:
         data = dataclasses.asdict(self) | {"sentence": self.sentence(), "is_worse": self.is_worse}
         return json.dumps(data, indent=1)
 
-    def page(self) -> Page:
-        """Everything as a page of HTML."""
+    def _page(self) -> Page:
         tables = self.tables(show_all=True)
         whole, algorithms = tables[0], tables[1:]
         facts = {name: f"{a or '-'} -> {b or '-'}" for name, (a, b) in self.facts.items()}
@@ -198,10 +197,10 @@ class Differences:
 
     def to_html(self) -> str:
         """A page of HTML that needs no other file and no network."""
-        return self.page().html()
+        return self._page().html()
 
     def _repr_html_(self) -> str:
-        return self.page().frame()
+        return self._page().frame()
 
 
 def compare(before: Source, after: Source, *, tolerance: float = TOLERANCE) -> Differences:

@@ -16,7 +16,10 @@ from torch_cudnn_ext._timing import kernel_names
 from torch_cudnn_ext._torch_internals import profiler_is_on
 from torch_cudnn_ext._workload.problems import coupled_problems
 from torch_cudnn_ext._workload.recorder import RecordedCall, described_calls
+from torch_cudnn_ext.analysis.explain_page import explanation_page, explanation_sentence
 from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.page import Page
+from torch_cudnn_ext.analysis.profile_page import versions
 from torch_cudnn_ext.analysis.records import csv_text, field_names
 from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds
 from torch_cudnn_ext.models.checks import eager_model
@@ -104,6 +107,29 @@ class Explanation:
         for reason in sorted({_C.replay_obstacle(*one) for one in asked} - {""}):
             footer += f"; replay was asked for: {reason}"
         return Table(self.title, columns, rows, footer)
+
+    def sentence(self) -> str:
+        """How many calls ran this package's operators and why, and which layers take the time."""
+        return explanation_sentence(self)
+
+    def _page(self, replay: str = "") -> Page:
+        devices = dict.fromkeys(filter(None, (call.device for call in self.calls)))
+        facts = {"devices": ", ".join(map(_C.device_fingerprint, devices)), **versions()}
+        return explanation_page(self, self.table(), facts, replay)
+
+    def to_html(self, replay: str = "") -> str:
+        """A report as one page of HTML that needs no other file, no network and no script to read.
+
+        It has the sentence, bars by layer and by operator if times were measured, the table of
+        calls, and the environment.
+
+        Args:
+            replay: The command or code that explains again, for the reader to copy.
+        """
+        return self._page(replay).html()
+
+    def _repr_html_(self) -> str:
+        return self._page().frame()
 
     def to_csv(self) -> str:
         """The calls as comma-separated values with a header line."""

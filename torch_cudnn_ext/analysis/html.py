@@ -10,6 +10,8 @@ from typing import Any
 from torch_cudnn_ext.analysis.records import Record, csv_text
 from torch_cudnn_ext.analysis.tables import Column, Table
 
+LONG = 24  # characters that a cell of a page holds without folding
+
 
 def tables_markdown(tables: Iterable[Table]) -> str:
     """Tables as Markdown."""
@@ -32,26 +34,11 @@ def _markdown_line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(words)} |"
 
 
-def tables_html(tables: Iterable[Table], classes: str = "") -> str:
-    """Tables as HTML, each with its title and its notes.
-
-    Args:
-        tables: The tables.
-        classes: Of each ``table`` element, for the script of a page.
-    """
-    parts = []
-    for table in tables:
-        title = html.escape(table.title).replace("\n", "<br>")
-        below = "<br>".join(html.escape(note) for note in table.notes())
-        parts += [f"<p><b>{title}</b></p>"] * bool(title) + [table_html(table, classes)]
-        parts += [f'<p class="note">{below}</p>'] * bool(below)
-    return "\n".join(parts)
-
-
 def table_html(table: Table, classes: str = "") -> str:
-    """The rows of a table as HTML; numbers are of the class ``n``, and what is not folded of ``w``.
+    """The rows of a table as HTML, with classes for their cells.
 
-    The cells of a column that has ``choice`` have their text as their class.
+    Numbers are of the class ``n``. What is not folded is of ``w``, or of ``long`` if that would be
+    too wide. The cells of a column that has ``choice`` have their text as their class.
     """
     if not table.rows:
         return ""
@@ -62,7 +49,7 @@ def table_html(table: Table, classes: str = "") -> str:
     ]
     rows = [
         "".join(
-            _cell("td", f"{kind} {cell if column.choice and cell.isalpha() else ''}", cell)
+            _cell("td", _classes(column, kind, cell), cell)
             for column, kind, cell in zip(table.columns, kinds, row, strict=True)
         )
         for row in table.rows
@@ -73,6 +60,12 @@ def table_html(table: Table, classes: str = "") -> str:
         f'<div class="scroll"><table{named}><thead><tr>{"".join(heads)}</tr></thead>\n'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _classes(column: Column, kind: str, cell: str) -> str:
+    if column.whole and len(cell) > LONG:
+        kind = "long"
+    return f"{kind} {cell}" if column.choice and cell.isalpha() else kind
 
 
 def _cell(tag: str, classes: str, text: str) -> str:

@@ -138,7 +138,7 @@ ALGORITHM = Column("algorithm", lambda record: str(record["algorithm"]), whole=T
 _HOST = _number("host us", "host_ms", lambda ms: f"{ms * 1e3:.1f}")
 _WORKSPACE = Column("workspace", lambda record: bytes_text(record["workspace_bytes"]), right=True)
 _YES_NO = {True: "yes", False: "no", None: "?"}
-_DETERMINISTIC = Column("determ.", lambda record: _YES_NO[record["deterministic"]])
+_DETERMINISTIC = Column("determ.", lambda record: _YES_NO[record["deterministic"]], whole=True)
 _NOTES = Column("notes", lambda record: ", ".join(record["notes"]))
 _STATUS = Column("status", _status)
 
@@ -163,7 +163,7 @@ LEGEND = (
 )
 
 MEASURED_COLUMNS = (
-    Column("", lambda record: "*" if record["current"] else ""),
+    Column("", lambda record: "*" if record["current"] else "", whole=True),
     Column("rank", lambda record: str(record["rank"] or ""), right=True),
     ALGORITHM,
     Column("ms", lambda record: milliseconds(record["median_ms"]), right=True),

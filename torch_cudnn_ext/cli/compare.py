@@ -26,6 +26,6 @@ def compare_command(context: typer.Context, given: Compare) -> None:
         typer.echo(found.to_markdown(given.show_all), nl=False)
     else:
         print_tables(found.tables(given.show_all))
-    running.write_report(given.report, found.page())
+    running.write_report(given.report, found.to_html)
     if found.is_worse:
         raise typer.Exit(1)

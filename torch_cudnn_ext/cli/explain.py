@@ -17,6 +17,7 @@ from torch_cudnn_ext.models.enable import enabled_anew
 
 def explain_command(context: typer.Context, given: Explain) -> None:
     """Run ``explain``."""
+    running.check_report(given.report)
     place = checks.place_of(given.device)
     running.check_policy(given.policy)
     network, inputs = workload.load_network(given.model, given.tensors, place)
@@ -30,3 +31,4 @@ def explain_command(context: typer.Context, given: Explain) -> None:
         typer.echo(explanation.to_csv(), nl=False)
     else:
         print_tables([explanation.table()])
+    running.write_report(given.report, lambda: explanation.to_html(running.replay_of(context)))

@@ -19,9 +19,16 @@ from torch_cudnn_ext.tuning.store import read_table
 def profile_command(context: typer.Context, given: Profile) -> None:
     """Run ``profile``."""
     show_all, top, format = given.show_all, given.top, given.format
+    running.check_report(given.report)
+
+    def report(result: LayersProfile) -> None:
+        replay = running.replay_of(context)
+        running.write_report(given.report, lambda: result.to_html(show_all, top, replay))
+
     if given.table is not None:
-        problem = given.source.problem
-        running.print_profile(_profile_of_file(given.table, problem), format, show_all, top)
+        kept = _profile_of_file(given.table, given.source.problem)
+        running.print_profile(kept, format, show_all, top)
+        report(kept)
         return
     source, search, isolate = given.source, given.search, given.isolate
     device, target, constraints = given.device, given.target, given.constraints
@@ -40,6 +47,7 @@ def profile_command(context: typer.Context, given: Profile) -> None:
     is_asked = source_of_top is not None and source_of_top.name == "COMMANDLINE"
     listed_top = None if show_all or is_asked else LISTED_ROWS
     running.print_profile(result, format, show_all, top, listed_top)
+    report(result)
     running.finish(end, len(measured), len(layers))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +22,6 @@ from torch_cudnn_ext._workload.journal import Journal
 from torch_cudnn_ext._workload.network import Workload
 from torch_cudnn_ext._workload.problems import Layer
 from torch_cudnn_ext.analysis.html import tables_markdown
-from torch_cudnn_ext.analysis.page import Page
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 from torch_cudnn_ext.analysis.settings import Settings, make_settings
 from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables, profile_tables
@@ -130,11 +130,16 @@ def check_report(path: str | None) -> None:
         raise typer.BadParameter(f"--report: got {path!r}, {what}, wanted a file")
 
 
-def write_report(path: str | None, page: Page) -> None:
+def write_report(path: str | None, html: Callable[[], str]) -> None:
     """Write the file of ``--report``, if one is asked for."""
     if path is not None:
         with checks.errors_of("--report"):
-            write_text(path, page.html())
+            write_text(path, html())
+
+
+def replay_of(context: typer.Context) -> str:
+    """The command line that was given, for a report's reader to copy."""
+    return shlex.join(["torch_cudnn_ext", *context.obj])
 
 
 # Collecting and printing.
