@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import LINE, OTHER, only_layer
+from helpers import LINE, only_layer
+from profile_helpers import made_network, row
 from torch import nn
 
 from torch_cudnn_ext import explain, profile_model
@@ -23,7 +24,7 @@ from torch_cudnn_ext.analysis.page import Page, Section, replay_line
 from torch_cudnn_ext.analysis.pictures import Axis, Bar, Point, Spot, bars, pareto_front, roofline
 from torch_cudnn_ext.analysis.profile import list_layer
 from torch_cudnn_ext.analysis.profile_page import limiter_of
-from torch_cudnn_ext.analysis.results import LayerProfile, Profile
+from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.analysis.settings import make_settings
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -71,56 +72,9 @@ def read(page: str) -> Reader:
     return reader
 
 
-def row(algorithm: str, ms: float, workspace: int | None = 0, **more: Any) -> Any:
-    return {
-        "algorithm": algorithm,
-        "backend": algorithm.partition(":")[0],
-        "status": "ok",
-        "reason": "",
-        "workspace_bytes": workspace,
-        "notes": [],
-        "deterministic": True,
-        "source": "enumeration",
-        "median_ms": ms,
-        "spread_ms": 0.01 * ms,
-        "host_ms": 0.008,
-        "samples": 11,
-        "error": 1e-7,
-        "build_ms": 1.0,
-    } | more
-
-
-def layer(problem: str, *rows: Any, names: tuple[str, ...] = (), **more: Any) -> LayerProfile:
-    fields: dict[str, Any] = {"count": 1, "note": "", "device": "cuda", "measured": problem} | more
-    return LayerProfile(
-        problem,
-        [*names],
-        flops=1e9,
-        floor_ms=0.5,
-        bytes_moved=1e6,
-        peak_flops=2e12,
-        peak_bytes=1e12,
-        rows=[*rows],
-        **fields,
-    )
-
-
 @pytest.fixture
 def network() -> Profile:
-    """Two layers with something to gain, and one without."""
-    layers = [
-        layer(
-            LINE,
-            row("graph:eng4", 1.0, 2**20),
-            row("aten:default", 2.0),
-            row("legacy:fft", 4.0, 2**26),
-            names=("conv1", "conv2"),
-            count=2,
-        ),
-        layer(OTHER, row("legacy:fft", 0.9, 2**26), row("aten:default", 1.0), names=("<last>",)),
-        layer("softmax_fwd x=f32[16,10,1]:nchw log=false", row("aten:default", 1.0), names=("s",)),
-    ]
-    return Profile(layers, make_settings("cpu"), "net")
+    return made_network()
 
 
 def test_the_page_of_a_profile_is_whole(network: Profile) -> None:
@@ -305,13 +259,6 @@ def test_a_notebook_shows_the_page(browse: Callable[[str, str], dict[str, Any]])
     outer = f"<!DOCTYPE html><html><head></head><body>{page.frame()}</body></html>"
     told = browse(outer, 'return document.querySelector("iframe").srcdoc')["told"]
     assert told == page.html()
-
-
-def test_the_sentence(network: Profile) -> None:
-    assert network.sentence() == (
-        "autotune makes the layers of net 1.54x (1.52 to 1.56) faster: 6 -> 3.9 ms; "
-        "95% of it from 1 problem: conv1 and 1 more, fwd."
-    )
 
 
 def test_profile_model_has_a_page() -> None:

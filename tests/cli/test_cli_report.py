@@ -57,3 +57,27 @@ def test_a_file_that_cannot_be_written_is_an_error_at_once(
     ):
         assert main([*command, "--device", "cpu", "--report", path]) == 2
         assert f"--report: got {path!r}, {said}" in capsys.readouterr().err
+
+
+def test_the_rest_of_the_layers_is_shown_on_request(capsys: Capture, tmp_path: Path) -> None:
+    lines = [f"softmax_fwd x=f32[4,{size},1]:nchw log=false" for size in range(2, 27)]
+    problems, table = tmp_path / "problems.txt", tmp_path / "table.jsonl"
+    problems.write_text("\n".join(lines))
+    file = tmp_path / "page.html"
+    command = ["tune", "--problems", str(problems), "--device", "cpu", "--table", str(table)]
+    assert main([*command, "--time-budget", "0.01", "--report", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[1] == "tuned on cpu" and "problems.txt" in out.splitlines()[0]
+    assert "5 problems more, with less to gain (--all-layers)" in out
+    assert f"torch_cudnn_ext tune --problems {problems}" in file.read_text()
+    assert main([*command, "--all-layers", "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.count("| softmax_fwd ") == 25
+    show = ["profile", "--table", str(table)]
+    assert main(show) == 0
+    out = capsys.readouterr().out
+    assert out.count("measured on") == 5 and "20 problems more, with less to gain" in out
+    assert main([*show, "--all-layers"]) == 0
+    assert capsys.readouterr().out.count("measured on") == 25
+    for one in (show, command):
+        assert main([*one, "--all-layers", "--format", "csv"]) == 2
+        assert "--all-layers: given with --format csv" in capsys.readouterr().err

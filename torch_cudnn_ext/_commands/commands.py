@@ -35,6 +35,7 @@ class Profile(Command):
             "table of what is listed and not timed has 5. json and csv hold all.",
         ),
     ] = 20
+    all_layers: options.AllLayers = False
     shard_text: options.Shard = None
     resume: options.Resume = None
     format: options.FormatOption = options.Format.table
@@ -47,13 +48,16 @@ class Profile(Command):
 
     def check(self, context: typer.Context) -> None:
         """Raise BadParameter for options that do not go together."""
+        options.forbid_all_layers(context, self.format)
         if self.format in (options.Format.json, options.Format.csv):
             for name in ("show_all", "top"):
                 options.forbid(
                     context, name, f"--format {self.format.value}, which holds every row"
                 )
         if self.table is not None:
-            options.allow_only(context, "table", "problem", "show_all", "top", "format", "report")
+            options.allow_only(
+                context, "table", *"problem show_all top all_layers format report".split()
+            )
             return
         options.check_isolate(self.isolate)
         self.source.check()
@@ -172,10 +176,13 @@ class Tune(Command):
     shard_text: options.Shard = None
     search: options.Search
     isolate: options.Isolate = None
+    all_layers: options.AllLayers = False
     format: options.FormatOption = options.Format.table
+    report: options.Report = None
 
     def check(self, context: typer.Context) -> None:
         """Raise BadParameter for options that do not go together."""
+        options.forbid_all_layers(context, self.format)
         options.check_isolate(self.isolate)
         self.source.check()
 
@@ -221,8 +228,13 @@ class Explain(Command):
     device: options.Device = None
     policy: options.PolicyText = ""
     measure: bool = option(True, "--measure/--no-measure", "Time each algorithm that runs.")
+    all_layers: options.AllLayers = False
     format: options.FormatOption = options.Format.table
     report: options.Report = None
+
+    def check(self, context: typer.Context) -> None:
+        """Raise BadParameter for options that do not go together."""
+        options.forbid_all_layers(context, self.format)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +262,7 @@ class Optimize(Command):
         ),
     ] = None
     search: options.Search
+    all_layers: options.AllLayers = False
     save: str | None = option(
         None, "--save", "Write a recipe for `load_optimized` to this file, without weights."
     )

@@ -111,6 +111,10 @@ Report = Annotated[
         "--report", metavar="FILE", help="Also write a page of HTML that needs no other file."
     ),
 ]
+AllLayers = Annotated[
+    bool,
+    typer.Option("--all-layers", help="All layers, and not only those that matter most."),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
 
 
@@ -275,6 +279,12 @@ def allow_only(context: typer.Context, mode: str, *taken: str) -> None:
     for name in context.params:
         if name not in (mode, *taken):
             forbid(context, name, f"--{mode}, which {limit}")
+
+
+def forbid_all_layers(context: typer.Context, format: Format) -> None:
+    """Raise BadParameter if ``--all-layers`` was given with a format that holds all of them."""
+    if format in (Format.json, Format.csv):
+        forbid(context, "all_layers", f"--format {format.value}, which holds all layers")
 
 
 def forbid(context: typer.Context, name: str, other: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,15 +63,31 @@ class OptimizationReport:
     plain_error: float | None = None
     note: str = ""
 
-    def __str__(self) -> str:
-        """The report as text."""
-        done = self.rewrites
+    def sentence(self) -> str:
+        """How much faster the network is, with the 95 % interval, or why it is not."""
+        if not self.times_ms or self.note:
+            return f"{self.network}: {self.note or 'not timed'}"
         low, high = self.interval
-        lines = [f"{self.network}: {self.way.value}"]
-        if self.times_ms and not self.note:
-            lines[0] += f", {self.ratio:.2f} times as fast as PyTorch ({low:.2f} to {high:.2f})"
+        plain = [ms for way, ms in self.times_ms.items() if way in (Way.plain, Way.plain_graph)]
+        return (
+            f"optimize makes {self.network} {self.ratio:.2f}x ({low:.2f} to {high:.2f}) faster: "
+            f"{min(plain):.4g} -> {self.times_ms[self.way]:.4g} ms"
+        )
+
+    def __str__(self) -> str:
+        """The report as text, with all problems."""
+        return self.text()
+
+    def text(self, most: int = 0) -> str:
+        """The report as text.
+
+        Args:
+            most: At most so many problems, those with most to gain over PyTorch's kernels; 0 is
+                all, in their order.
+        """
+        done = self.rewrites
+        lines = [self.sentence(), f"runs: {self.way.value}"]
         lines += [f"  {way.value}: {ms:.4g} ms" for way, ms in self.times_ms.items()]
-        lines += [self.note] if self.note else []
         counts = [
             (len(done.folded), "batch norms folded"),
             (len(done.activated), "convolutions with ReLU"),
@@ -84,9 +101,14 @@ class OptimizationReport:
             lines.append(f"no CUDA graph: {self.cuda_graph}")
         if self.error is not None and self.plain_error is not None:
             lines.append(f"largest error: {self.error:.2g}; of PyTorch: {self.plain_error:.2g}")
-        for problem, algorithm, ours, plain in self.problems:
+        shown = self.problems
+        if 0 < most < len(shown):
+            shown = sorted(shown, key=lambda row: (row[2] or math.inf) - (row[3] or 0.0))[:most]
+        for problem, algorithm, ours, plain in shown:
             times = "" if ours is None or plain is None else f"  {ours:.4g} ms ({plain:.4g} ms)"
             lines.append(f"  {problem}  {algorithm}{times}")
+        if hidden := len(self.problems) - len(shown):
+            lines.append(f"  {hidden} more, with less to gain (--all-layers shows them)")
         return "\n".join(lines)
 
 

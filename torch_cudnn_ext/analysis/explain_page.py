@@ -31,12 +31,13 @@ def explanation_sentence(explanation: Explanation) -> str:
     calls = explanation.calls
     ours = [call for call in calls if call.op]
     if not ours:
-        return f"None of {plural(len(calls), 'call')} ran an operator of this package."
+        return f"0 of {plural(len(calls), 'call')} ran operators of this package."
     reasons = Counter(call.why for call in ours)
     told = ", ".join(f"{count} {why}" for why, count in reasons.most_common(_MOST_TOLD))
     more = len(reasons) - _MOST_TOLD
     told += f" and {plural(more, 'other reason')}" if more > 0 else ""
-    said = f"{len(ours)} of {plural(len(calls), 'call')} ran operators of this package ({told})"
+    share = f"{explanation.share:.0%}: {told}"
+    said = f"{len(ours)} of {plural(len(calls), 'call')} ran operators of this package ({share})"
     times = times_by(ours, layer_of)
     whole = sum(times.values())
     if not whole:

@@ -246,6 +246,17 @@ def profile_of_table(entries: Iterable[TableEntry]) -> Profile:
     return Profile(layers, make_settings("cpu"), is_kept=True)
 
 
+def profile_of_rankings(
+    rankings: Iterable[tuple[Layer, Sequence[Measurement]]], settings: Settings, title: str
+) -> Profile:
+    """What tuning measured, as a profile of the layers; without peaks, since tuning needs none."""
+    layers = [
+        _layer_profile(layer, layer.problem, settings.device, rows=list(rows))
+        for layer, rows in rankings
+    ]
+    return Profile(layers, settings, title)
+
+
 def _layer_profile(layer: Layer, measured: str, device: str, **more: Any) -> LayerProfile:
     flops, bytes_moved = _cost(measured)
     return LayerProfile(

@@ -17,8 +17,8 @@ from torch_cudnn_ext.analysis.page import Page
 from torch_cudnn_ext.analysis.profile_page import environment_of, profile_page
 from torch_cudnn_ext.analysis.records import RECORD_FIELDS, csv_text, layer_records
 from torch_cudnn_ext.analysis.settings import Settings
-from torch_cudnn_ext.analysis.summary import sentence_of
-from torch_cudnn_ext.analysis.tables import LISTED_ROWS, Extent, print_tables, profile_tables
+from torch_cudnn_ext.analysis.summary import SHOWN_LAYERS, profile_tables, sentence_of
+from torch_cudnn_ext.analysis.tables import LISTED_ROWS, Extent, print_tables
 from torch_cudnn_ext.ops._arguments import check_flag
 from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.tuning.measure import BASELINE, finite_rows
@@ -286,20 +286,26 @@ class Profile:
         """
         return [record for profile in self.layers for record in layer_records(profile)]
 
-    def print(self, show_all: bool = False, top: int | None = None) -> None:
-        """Print a table for each problem and the summary.
+    def print(
+        self, show_all: bool = False, top: int | None = None, all_layers: bool = False
+    ) -> None:
+        """Print the sentence, the summary, and the tables of the problems with most to gain.
 
         Args:
             show_all: Also what is excluded, unsupported, failed or rejected, with the reasons.
             top: At most so many algorithms a table, in addition to PyTorch's and the current one;
                 0 is all. ``None`` is 5 of what a target accepts, and all others.
+            all_layers: All problems, in the order of their calls, and not only five.
 
         Raises:
             TypeError: ``top`` is no integer.
             ValueError: It is negative.
         """
         listed_top = LISTED_ROWS if top is None and not show_all else None
-        print_tables(profile_tables(self, Extent(show_all, top or 0, listed_top=listed_top)))
+        shown = Extent(
+            show_all, top or 0, listed_top=listed_top, layers=0 if all_layers else SHOWN_LAYERS
+        )
+        print_tables(profile_tables(self, shown))
 
     def __repr__(self) -> str:
         """One line with the title or the first problem."""
@@ -346,7 +352,7 @@ class Profile:
         return sentence_of(self)
 
     def to_markdown(self, show_all: bool = False, top: int = 0) -> str:
-        """The tables and the summary as Markdown."""
+        """The sentence, the summary and all tables as Markdown."""
         return tables_markdown(profile_tables(self, Extent(show_all, top)))
 
     def to_pandas(self) -> pandas.DataFrame:

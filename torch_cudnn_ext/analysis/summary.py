@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._workload.problems import PROXY_BATCH, coupled_problems
 from torch_cudnn_ext._workload.tracer import is_function
-from torch_cudnn_ext.analysis.tables import bytes_text, milliseconds, plural
+from torch_cudnn_ext.analysis.tables import (
+    LEGEND,
+    Extent,
+    Table,
+    bytes_text,
+    layer_tables,
+    milliseconds,
+    not_profiled,
+    plural,
+    summary_table,
+)
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Measurement
     from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 
+SHOWN_LAYERS = 5  # of a network, unless the user asks for all
 MOST_TOLD = 3  # layers in the sentence
 _MUCH = 0.4  # of the gain; if the layers of the sentence make up less, the first is named
 _PART = 0.8  # of the gain, which the layers of the sentence make up if they can
@@ -141,11 +152,12 @@ def sentence_of(profile: Profile) -> str:
 def _what(profile: Profile, found: Sequence[Gain]) -> str:
     if profile.title and any(layer.names for layer in profile.layers):
         rest = len(counted_layers(profile)) - len(found)
-        without = f", without {plural(rest, 'problem')} that a side lacks" if rest else ""
+        without = f" (without {plural(rest, 'problem')}, timed on one side alone)" if rest else ""
         return f"the layers of {profile.title}{without}"
     if len(profile.layers) == 1:
         return profile.layers[0].problem.split()[0]
-    return f"these {len(profile.layers)} problems"
+    of = f" of {profile.title}" if profile.title else ""
+    return f"the {len(profile.layers)} problems{of}"
 
 
 def _source(clear: Sequence[Gain]) -> str:
@@ -191,6 +203,38 @@ def _of_target(profile: Profile) -> str:
         at = f" at batch {PROXY_BATCH}" if smaller else ""
         times = f"; the times are of the CPU{at}, not of the target"
     return f"{said[0].upper()}{said[1:]}{times}."
+
+
+def profile_tables(profile: Profile, extent: Extent) -> list[Table]:
+    """The sentence, the summary, and the tables of the problems with most to gain, most first.
+
+    If nothing was measured, there are the tables alone.
+    """
+    if not any(layer.rows for layer in profile.layers):
+        tables = [table for layer in profile.layers for table in layer_tables(layer, extent)]
+        if lists := not_profiled(profile):
+            tables.append(Table(f"{profile.title or 'Summary'}: not listed", [], [], "", lists))
+        return tables
+    shown = with_most_to_gain(profile, extent.layers)
+    tables = [Table(sentence_of(profile), [], []), summary_table(profile)]
+    tables += [table for layer in shown for table in layer_tables(layer, extent)]
+    if hidden := len(profile.layers) - len(shown):
+        left = plural(hidden, "problem")
+        tables.append(Table(f"{left} more, with less to gain ({extent.ask_for_layers})", [], []))
+    if extent.legend and is_for_target(profile):
+        tables.append(Table("What the tables say", [], [], "", [("words", LEGEND)]))
+    return tables
+
+
+def with_most_to_gain(profile: Profile, most: int) -> list[LayerProfile]:
+    """At most so many problems, most to gain first; all, in their order, if 0 or if they fit."""
+    if not 0 < most < len(profile.layers) or profile.is_mixed:
+        return profile.layers
+    if is_for_target(profile):  # the times are not the target's
+        return profile.layers[:most]
+    gaining = [gain.profile for gain in gains(profile)]
+    others = [layer for layer in profile.layers if all(layer is not one for one in gaining)]
+    return [*gaining, *others][:most]
 
 
 def pins_line(profile: Profile, most: int = 0) -> str:

@@ -12,6 +12,8 @@ from torch_cudnn_ext._optimize.optimize import Layout, optimize
 from torch_cudnn_ext.analysis.settings import make_settings
 from torch_cudnn_ext.cli import checks, running, workload
 
+_SHOWN_PROBLEMS = 20
+
 
 def optimize_command(context: typer.Context, given: Optimize) -> None:
     """Run ``optimize``."""
@@ -37,6 +39,6 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
             jobs=search.jobs,
             progress=bar,
         )
-    typer.echo(str(fast.report))
+    typer.echo(fast.report.text(0 if given.all_layers else _SHOWN_PROBLEMS))
     if given.save is not None:
         fast.save(given.save)

@@ -24,7 +24,8 @@ from torch_cudnn_ext._workload.problems import Layer
 from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 from torch_cudnn_ext.analysis.settings import Settings, make_settings
-from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables, profile_tables
+from torch_cudnn_ext.analysis.summary import profile_tables
+from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables
 from torch_cudnn_ext.cli import checks
 from torch_cudnn_ext.policy import text_for_all
 from torch_cudnn_ext.tuning.tasks import fp32_switches
@@ -194,14 +195,20 @@ def print_profile(
     show_all: bool,
     top: int,
     listed_top: int | None = None,
+    layers: int = 0,
 ) -> None:
-    """Print a profile; ``listed_top`` is as in `Extent`."""
+    """Print a profile; ``listed_top`` and ``layers`` are as in `Extent`."""
     if format is options.Format.json:
         typer.echo(result.to_json())
     elif format is options.Format.csv:
         typer.echo(result.to_csv(), nl=False)
     else:
-        tables = profile_tables(result, Extent(show_all, top, "--all", "--top 0", listed_top, True))
+        extent = Extent(
+            *(show_all, top, "--all", "--top 0", listed_top, True),
+            layers=layers,
+            ask_for_layers="--all-layers shows them",
+        )
+        tables = profile_tables(result, extent)
         print_output(tables_markdown(tables) if format is options.Format.markdown else tables)
 
 
