@@ -13,19 +13,22 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import LINE, only_layer
+from helpers import LINE, OTHER, only_layer
 from profile_helpers import made_network, row
 from torch import nn
 
 from torch_cudnn_ext import explain, profile_model
 from torch_cudnn_ext._workload.problems import Layer
 from torch_cudnn_ext.analysis import Explanation, compare
+from torch_cudnn_ext.analysis.bench_page import bench_page, bench_sentence
 from torch_cudnn_ext.analysis.page import Page, Section, replay_line
 from torch_cudnn_ext.analysis.pictures import Axis, Bar, Point, Spot, bars, pareto_front, roofline
 from torch_cudnn_ext.analysis.profile import list_layer
 from torch_cudnn_ext.analysis.profile_page import limiter_of
+from torch_cudnn_ext.analysis.result_files import parse_results
 from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.analysis.settings import make_settings
+from torch_cudnn_ext.analysis.tables import Column, Table
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), "")
@@ -135,6 +138,27 @@ def test_the_limiter(network: Profile) -> None:
     assert limiter_of(dataclasses.replace(first, bytes_moved=1e9), best) == "memory"
     assert limiter_of(first, row("graph:eng4", 1.0, host_ms=1.1)) == "host"
     assert limiter_of(dataclasses.replace(first, peak_flops=None), best) == ""
+
+
+def test_the_page_of_a_bench() -> None:
+    ratios = {"ours_ms": 1.0, "ratio": 2.0, "ratio_low": 1.9, "ratio_high": 2.1}
+    record = {"problem": LINE, "names": ["conv1"], "count": 1, "algorithm": "graph:eng4"} | ratios
+    slow = {"ratio": 0.5, "ratio_low": 0.4, "ratio_high": 0.6}
+    text = json.dumps({"comparisons": [record, record | {"problem": OTHER} | slow]})
+    items = [*parse_results(text, "bench").items.values()]
+    table = Table("ours against PyTorch's best", [Column("a")], [["1"], ["2"]])
+    page = bench_page(items, [table], {"device": "gpu"}, "again").html()
+    said = "".join(read(page).texts)
+    for words in (
+        "Ours against PyTorch's best",
+        "Ours is as fast as PyTorch, by the geometric mean of 2 comparisons: 1 faster, 1 slower",
+        "2.00 (1.90 to 2.10)",
+        "0.50 (0.40 to 0.60)",
+        "again",
+    ):
+        assert words in said
+    assert "Nothing was compared." in "".join(read(bench_page([], [], {}, "").html()).texts)
+    assert bench_sentence(items[:1]).startswith("Ours is 2.00x faster than PyTorch, ")
 
 
 # Pictures.

@@ -6,6 +6,7 @@ import pytest
 from cli_helpers import Capture
 from helpers import LINE, OTHER
 
+from torch_cudnn_ext.bench import rounds
 from torch_cudnn_ext.cli import main
 
 
@@ -30,6 +31,17 @@ def test_a_report_of_a_table_and_of_a_target(capsys: Capture, tmp_path: Path) ->
     capsys.readouterr()
 
 
+def test_a_report_of_a_bench(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "ROUNDS", 2)
+    file = tmp_path / "page.html"
+    assert main(["bench", LINE, "--device", "cpu", "--report", str(file)]) == 0
+    assert "ratio" in capsys.readouterr().out
+    page = file.read_text()
+    assert "by the geometric mean of 1 comparison" in page and "torch_cudnn_ext bench" in page
+
+
 def test_a_report_of_an_explanation(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +59,16 @@ def test_a_report_of_an_explanation(
     assert "What Sequential runs" in page and "explain --model reported_network:make" in page
 
 
-@pytest.mark.parametrize("command", [["profile", LINE], ["explain", "--model", "resnet18"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["profile", LINE],
+        ["explain", "--model", "resnet18"],
+        ["bench", LINE],
+        ["optimize", "--model", "resnet18"],
+        ["tune", LINE, "--table", "table.jsonl"],
+    ],
+)
 def test_a_file_that_cannot_be_written_is_an_error_at_once(
     command: list[str], capsys: Capture, tmp_path: Path
 ) -> None:

@@ -116,11 +116,11 @@ class Mode:
 
 # The options that each mode of `Bench` takes.
 _TAKEN = {
-    "overhead": "device format",
+    "overhead": "device format report",
     "modules": "dtype channels_last device policy max_workspace deterministic allow_tf32 format "
-    "compiled",
-    "networks": "dtype batch image_size channels_last device policy format jobs table knob_search "
-    "time_budget compiled",
+    "report compiled",
+    "networks": "dtype batch image_size channels_last device policy format report jobs table "
+    "knob_search time_budget compiled",
 }
 
 
@@ -140,6 +140,7 @@ class Bench(Command):
     shard_text: options.Shard = None
     resume: options.Resume = None
     format: options.FormatOption = options.Format.table
+    report: options.Report = None
     search: options.Search
     mode: Mode
 
@@ -263,6 +264,7 @@ class Optimize(Command):
     ] = None
     search: options.Search
     all_layers: options.AllLayers = False
+    report: options.Report = None
     save: str | None = option(
         None, "--save", "Write a recipe for `load_optimized` to this file, without weights."
     )

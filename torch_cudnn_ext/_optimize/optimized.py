@@ -19,7 +19,8 @@ from torch_cudnn_ext._optimize.forms import (
     tensors_of,
 )
 from torch_cudnn_ext._optimize.graphs import CaptureError, Graphs
-from torch_cudnn_ext._optimize.recipe import Recipe, Way
+from torch_cudnn_ext._optimize.recipe import PLAIN, Recipe, Way
+from torch_cudnn_ext._optimize.report_page import report_page
 from torch_cudnn_ext._optimize.rewriting import Rewrites
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext._workload.pytree import map_tensors
@@ -68,7 +69,7 @@ class OptimizationReport:
         if not self.times_ms or self.note:
             return f"{self.network}: {self.note or 'not timed'}"
         low, high = self.interval
-        plain = [ms for way, ms in self.times_ms.items() if way in (Way.plain, Way.plain_graph)]
+        plain = [ms for way, ms in self.times_ms.items() if way in PLAIN]
         return (
             f"optimize makes {self.network} {self.ratio:.2f}x ({low:.2f} to {high:.2f}) faster: "
             f"{min(plain):.4g} -> {self.times_ms[self.way]:.4g} ms"
@@ -77,6 +78,17 @@ class OptimizationReport:
     def __str__(self) -> str:
         """The report as text, with all problems."""
         return self.text()
+
+    def to_html(self, replay: str = "") -> str:
+        """The report as one page of HTML that needs no other file and no network.
+
+        Args:
+            replay: The command or code that does this again, for the reader to copy.
+        """
+        return report_page(self, replay).html()
+
+    def _repr_html_(self) -> str:
+        return report_page(self, "").frame()
 
     def text(self, most: int = 0) -> str:
         """The report as text.

@@ -39,6 +39,9 @@ class Way(StrEnum):
         return self in (Way.plain_graph, Way.optimized_graph)
 
 
+PLAIN = (Way.plain, Way.plain_graph)
+
+
 @dataclass
 class Recipe:
     """How to make the network again.

@@ -17,6 +17,7 @@ _SHOWN_PROBLEMS = 20
 
 def optimize_command(context: typer.Context, given: Optimize) -> None:
     """Run ``optimize``."""
+    running.check_report(given.report)
     place = checks.place_of(given.device)
     text = running.constrained(running.check_policy(given.constraints.policy), given.constraints)
     network, inputs = workload.load_network(given.model, given.tensors, place)
@@ -40,5 +41,6 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
             progress=bar,
         )
     typer.echo(fast.report.text(0 if given.all_layers else _SHOWN_PROBLEMS))
+    running.write_report(given.report, lambda: fast.report.to_html(running.replay_of(context)))
     if given.save is not None:
         fast.save(given.save)
