@@ -8,6 +8,7 @@ from torch_cudnn_ext.analysis.coverage import Coverage, Family, coverage
 from torch_cudnn_ext.analysis.explain import Explanation, LayerCall
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile, Totals
 from torch_cudnn_ext.analysis.settings import Settings
+from torch_cudnn_ext.analysis.status import Status
 
 __all__ = [
     "Change",
@@ -19,6 +20,7 @@ __all__ = [
     "LayerProfile",
     "Profile",
     "Settings",
+    "Status",
     "Totals",
     "compare",
     "coverage",
