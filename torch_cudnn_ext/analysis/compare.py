@@ -367,21 +367,19 @@ def _ran(change: Change) -> str:
 
 
 def _where(change: Change) -> str:
-    """The problem with its layers, or the setting."""
+    """The layers with their problem, or the setting."""
     calls = f" x{change.count}" if change.count > 1 else ""
-    return " ".join(
-        [change.subject, *([f"({', '.join(change.names)}{calls})"] * bool(change.names))]
-    )
+    return f"{', '.join(change.names)}{calls}: {change.subject}" if change.names else change.subject
 
 
 _COLUMNS = (
     Column("verdict", whole=True, choice=True),
+    Column("of"),
     Column("speed-up", right=True),
     Column("interval", right=True),
     Column("ms before", right=True),
     Column("ms after", right=True),
     Column("algorithm"),
-    Column("of"),
     Column("why"),
 )
 
@@ -396,12 +394,12 @@ def _table(
     rows = [
         [
             change.verdict,
+            _where(change),
             "" if change.speedup is None else f"{change.speedup:.2f}x",
             _interval(change),
             milliseconds(change.before_ms),
             milliseconds(change.after_ms),
-            _ran(change) if change.before or change.after else change.part,
-            _where(change),
+            _ran(change),
             " ".join(change.reason.split()),
         ]
         for change in changes
