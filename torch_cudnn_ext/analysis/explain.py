@@ -18,6 +18,7 @@ from torch_cudnn_ext._workload.problems import coupled_problems
 from torch_cudnn_ext._workload.recorder import RecordedCall, described_calls
 from torch_cudnn_ext.analysis.explain_page import explanation_page, explanation_sentence
 from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.lint import Hint, call_hints, hints_table
 from torch_cudnn_ext.analysis.page import Page
 from torch_cudnn_ext.analysis.profile_page import versions
 from torch_cudnn_ext.analysis.records import csv_text, field_names
@@ -110,6 +111,11 @@ class Explanation:
             notes.append(f"{plural(hidden, 'call')} more, which take less (--all-layers)")
         return Table(f"{self.title}: {self.sentence()}", columns, rows, "; ".join(notes))
 
+    def tables(self, most: int = 0) -> list[Table]:
+        """`table`, and what costs time if there is any such thing."""
+        hints = self.hints()
+        return [self.table(most), *[hints_table(hints)] * bool(hints)]
+
     def _longest(self, most: int) -> list[LayerCall]:
         """At most so many calls, in their order."""
         timed = [call for call in self.calls if call.ms is not None]
@@ -123,10 +129,15 @@ class Explanation:
         """How many calls ran this package's operators and why, and which layers take the time."""
         return explanation_sentence(self)
 
+    def hints(self) -> list[Hint]:
+        """What costs time on a GPU and can be changed, as problem lines and policies tell it."""
+        on_gpu = [c for c in self.calls if c.problem and not c.device.startswith("cpu")]
+        return call_hints((call.layer, call.problem, call.policy) for call in on_gpu)
+
     def _page(self, replay: str = "") -> Page:
         devices = dict.fromkeys(filter(None, (call.device for call in self.calls)))
         facts = {"devices": ", ".join(map(_C.device_fingerprint, devices)), **versions()}
-        return explanation_page(self, self.table(), facts, replay)
+        return explanation_page(self, self.table(), self.hints(), facts, replay)
 
     def to_html(self, replay: str = "") -> str:
         """A report as one page of HTML that needs no other file, no network and no script to read.
@@ -148,7 +159,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """The table as Markdown."""
-        return tables_markdown([self.table()])
+        return tables_markdown(self.tables())
 
 
 def explain(

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torch_cudnn_ext.analysis.html import table_html
+from torch_cudnn_ext.analysis.lint import Hint, hints_table
 from torch_cudnn_ext.analysis.page import (
     Page,
     Section,
@@ -68,13 +70,18 @@ def times_by(calls: Sequence[LayerCall], key: Callable[[LayerCall], str]) -> Cou
 
 
 def explanation_page(
-    explanation: Explanation, table: Table, facts: Mapping[str, str], replay: str
+    explanation: Explanation,
+    table: Table,
+    hints: Sequence[Hint],
+    facts: Mapping[str, str],
+    replay: str,
 ) -> Page:
     """An explanation as a page.
 
     Args:
         explanation: What ran.
         table: Its calls.
+        hints: What costs time.
         facts: The environment, by name.
         replay: The command or code that explains again; empty if it is not known.
     """
@@ -82,6 +89,7 @@ def explanation_page(
     columns = [replace(one, choice=one.heading in choices) for one in table.columns]
     again = note("To explain again:") + replay_line(replay) if replay else ""
     sections = [
+        Section("What costs time", table_html(hints_table(hints))),
         Section("Time", _time(explanation.calls)),
         Section("Calls", sorted_table(replace(table, title="", columns=columns))),
         Section("Environment", facts_table(facts) + again),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.analysis.errata import version_text
 from torch_cudnn_ext.analysis.html import table_html
+from torch_cudnn_ext.analysis.lint import hints_table, profile_hints
 from torch_cudnn_ext.analysis.page import (
     Page,
     Section,
@@ -70,6 +71,7 @@ def profile_page(profile: Profile, extent: Extent, facts: Mapping[str, str], rep
     again = note("To measure again:") + replay_line(replay) if replay else ""
     sections = [
         Section("Most to gain", _most_to_gain(profile, found, numbers)),
+        Section("What costs time", table_html(hints_table(profile_hints(profile)))),
         Section("Time", _time(profile, found, numbers)),
         Section("Layers", _layers(profile, found, numbers)),
         Section("Roofline", _roofline(profile, found, numbers)),

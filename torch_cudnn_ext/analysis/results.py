@@ -13,6 +13,7 @@ from torch_cudnn_ext._policy_text import field_text, only_fields
 from torch_cudnn_ext._workload.problems import coupled_problems
 from torch_cudnn_ext._workload.tracer import is_function
 from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.lint import Hint, profile_hints
 from torch_cudnn_ext.analysis.page import Page
 from torch_cudnn_ext.analysis.profile_page import environment_of, profile_page
 from torch_cudnn_ext.analysis.records import RECORD_FIELDS, csv_text, layer_records
@@ -341,6 +342,14 @@ class Profile:
             ValueError: It is negative.
         """
         return self._page(Extent(show_all, top), replay).html()
+
+    def hints(self) -> list[Hint]:
+        """What costs time and can be changed, most to gain first, then what has no number.
+
+        Each hint has the layers, the gain, whether that is measured or an estimate, and the code
+        that changes it.
+        """
+        return profile_hints(self)
 
     def sentence(self) -> str:
         """What the best algorithms gain over PyTorch's own, with the interval of the speed-up.

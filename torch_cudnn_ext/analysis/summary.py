@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._workload.problems import PROXY_BATCH, coupled_problems
 from torch_cudnn_ext._workload.tracer import is_function
+from torch_cudnn_ext.analysis.lint import hints_table, profile_hints
 from torch_cudnn_ext.analysis.tables import (
     LEGEND,
     Extent,
@@ -217,6 +218,7 @@ def profile_tables(profile: Profile, extent: Extent) -> list[Table]:
         return tables
     shown = with_most_to_gain(profile, extent.layers)
     tables = [Table(sentence_of(profile), [], []), summary_table(profile)]
+    tables += [hints_table(hints)] if (hints := profile_hints(profile)) else []
     tables += [table for layer in shown for table in layer_tables(layer, extent)]
     if hidden := len(profile.layers) - len(shown):
         left = plural(hidden, "problem")

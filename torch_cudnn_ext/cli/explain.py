@@ -32,5 +32,5 @@ def explain_command(context: typer.Context, given: Explain) -> None:
     elif given.format is options.Format.csv:
         typer.echo(explanation.to_csv(), nl=False)
     else:
-        print_tables([explanation.table(0 if given.all_layers else _SHOWN_CALLS)])
+        print_tables(explanation.tables(0 if given.all_layers else _SHOWN_CALLS))
     running.write_report(given.report, lambda: explanation.to_html(running.replay_of(context)))
