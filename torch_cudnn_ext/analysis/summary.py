@@ -136,7 +136,8 @@ def sentence_of(profile: Profile) -> str:
         return f"{what}: there is nothing to compare, as no algorithm of PyTorch was timed."
     if not clear:
         return (
-            f"Nothing makes {what} faster than PyTorch's own kernels do ({milliseconds(after)} ms)."
+            f"Nothing makes {what} faster than PyTorch's own kernels do "
+            f"({milliseconds(before)} ms)."
         )
     # What PyTorch runs already, and what is not clearly faster, stays as it is.
     after = before - sum(gain.ms for gain in clear)
@@ -188,14 +189,15 @@ def pass_of(layer: LayerProfile) -> str:
 def _of_target(profile: Profile) -> str:
     """The number of algorithms that a target accepts, or that only a driver can tell."""
     listed = [row for layer in profile.layers for row in layer.listed]
-    target = next(layer.listed_for for layer in profile.layers if layer.listed_for is not None)
+    listed_for = next(layer.listed_for for layer in profile.layers if layer.listed_for is not None)
+    target = listed_for.removeprefix("target:")
     accepted = sum(row["status"] == "ok" for row in listed)
     unknown = sum(row["status"] == "needs a driver" for row in listed)
     problems = plural(len(profile.layers), "problem")
     said = f"{target} accepts {plural(accepted, 'algorithm')} for {problems} (listed, not timed)"
     if not accepted and unknown:
         said = (
-            f"which algorithms {target} accepts for {problems}, only a driver can tell "
+            f"Only a driver can tell which algorithms {target} accepts for {problems} "
             f"({unknown} need one)"
         )
     times = ""
@@ -203,7 +205,7 @@ def _of_target(profile: Profile) -> str:
         smaller = any(layer.measured != layer.problem for layer in profile.layers)
         at = f" at batch {PROXY_BATCH}" if smaller else ""
         times = f"; the times are of the CPU{at}, not of the target"
-    return f"{said[0].upper()}{said[1:]}{times}."
+    return f"{said}{times}."
 
 
 def profile_tables(profile: Profile, extent: Extent) -> list[Table]:

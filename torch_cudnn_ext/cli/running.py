@@ -134,8 +134,9 @@ def check_report(path: str | None) -> None:
 def write_report(path: str | None, html: Callable[[], str]) -> None:
     """Write the file of ``--report``, if one is asked for."""
     if path is not None:
+        text = html()
         with checks.errors_of("--report"):
-            write_text(path, html())
+            write_text(path, text)
 
 
 def replay_of(context: typer.Context) -> str:
