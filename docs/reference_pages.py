@@ -41,7 +41,8 @@ FAMILIES_OF_MODULES = {
 }
 EXIT_CODES = {
     0: "All was done.",
-    1: "Something failed while it ran, also in a network's own code.",
+    1: "Something failed while it ran, also in a network's own code. `compare` found something "
+    "slower or gone, or `verify` a known defect that counts as fixed.",
     2: "An argument or an environment variable is wrong.",
     INTERRUPTED: "Ctrl-C or SIGTERM. `profile`, `bench` and `tune` print first what was finished.",
 }

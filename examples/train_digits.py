@@ -127,7 +127,7 @@ def main() -> None:
             f"fwd={modes[0]} bwd_data={modes[1]} bwd_filter={modes[2]}"
         )
     print(f"test accuracy: {accuracy(net, test_images, test_digits):.2f} %")
-    torch_cudnn_ext.profile_model(net, images[:BATCH], device=options.device).print()
+    torch_cudnn_ext.profile_model(net, images[:BATCH], device=options.device).print(all_layers=True)
 
 
 if __name__ == "__main__":

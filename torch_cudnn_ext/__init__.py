@@ -50,6 +50,7 @@ from torch_cudnn_ext._warning import UnverifiedVersionWarning
 from torch_cudnn_ext._workload.recorder import trace
 from torch_cudnn_ext.analysis.explain import explain
 from torch_cudnn_ext.analysis.profile import profile, profile_model
+from torch_cudnn_ext.analysis.status import status
 from torch_cudnn_ext.models.convert import convert
 from torch_cudnn_ext.models.enable import (
     apply_rules,
@@ -75,7 +76,7 @@ __all__ = [
     "analysis", "apply_pins", "apply_rules", "clear_pins", "convert", "declined", "disable",
     "enable", "enabled", "explain", "is_enabled", "knobs", "last_decision", "load_optimized",
     "load_pins", "load_rules", "models", "nn", "ops", "optimize", "pinned", "profile",
-    "profile_model", "save_pins", "trace", "tuning", "when",
+    "profile_model", "save_pins", "status", "trace", "tuning", "when",
 ]  # fmt: skip
 
 

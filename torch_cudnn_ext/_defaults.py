@@ -6,3 +6,4 @@ UNET_BATCH = 16  # the same for `unet`, whose images take more memory
 DEFAULT_TARGET = "h200"  # a GPU that need not be there
 VERIFY_TIME_LIMIT_S = 60  # for the process that looks for one erratum
 ISOLATE = ("auto", "always", "never")  # where candidates may be measured
+TOLERANCE = 0.05  # of compare: a smaller relative difference is none

@@ -163,7 +163,10 @@ def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
     assert main(["profile", "--table", str(tmp_path / "none")]) == 2
     assert "--table: " in capsys.readouterr().err
     assert main(["profile", "--table", str(file), "--batch", "3"]) == 2
-    assert "no more than a problem line, --all, --top, --format" in capsys.readouterr().err
+    assert (
+        "no more than a problem line, --all, --top, --all-layers, --format"
+        in capsys.readouterr().err
+    )
     file.write_text("")
     assert main(["profile", "--table", str(file)]) == 2
     assert f"--table: got '{file}', which holds no rankings" in capsys.readouterr().err

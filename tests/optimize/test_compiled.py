@@ -121,8 +121,33 @@ def test_what_cannot_be_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.warns(UserWarning, match="calls run without torch.compile: there is no compiler"):
         fast = tce.optimize(model, x, **COMPILES)
     assert "not compiled: there is no compiler" in str(fast.report)
+    assert not fast.report.way.is_compiled
     assert {Way.plain, Way.optimized} == fast.report.errors.keys() == fast.report.times_ms.keys()
     check_calls(fast, model, x)
+
+
+@pytest.mark.usefixtures("dynamo_alone")
+def test_errors_of_arguments_and_many_kinds_of_them() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3), nn.ReLU()).eval()
+    x = torch.zeros(3, 5, dtype=torch.int64)
+    fast = copy.deepcopy(tce.optimize(model, x, **COMPILES))
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            fast.run(Way.mixed, x + 99)
+        assert not fast.report.torch_compile
+        check(fast, model, x)
+    for width in range(5, 20):
+        check(fast, model, torch.zeros(3, width, dtype=torch.int64)[:, :5])
+    assert len(fast._compiled[Way.mixed]._kinds) == compiled.MAX_KINDS
+
+
+def test_a_layer_and_a_recurrent_network_are_not_compiled() -> None:
+    fast = tce.optimize(nn.Conv1d(2, 2, 3), torch.randn(1, 2, 8), **COMPILES)
+    assert fast.report.torch_compile == "the model is one layer"
+    model = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3))
+    fast = tce.optimize(model, torch.randn(2, 3, 4), **COMPILES)
+    assert fast.report.torch_compile == "torch.compile takes no recurrent networks"
+    assert "not compiled: torch.compile takes no" in str(fast.report)
 
 
 def test_it_is_off_on_the_cpu_and_for_what_is_not_traced() -> None:
@@ -131,9 +156,8 @@ def test_it_is_off_on_the_cpu_and_for_what_is_not_traced() -> None:
             return x * 2 if x.sum() > 0 else x
 
     x = torch.randn(1, 2, 8)
-    assert tce.optimize(nn.Conv1d(2, 2, 3), x, **BUDGET).report.torch_compile == (
-        "torch_compile=False"
-    )
+    told = tce.optimize(nn.Conv1d(2, 2, 3), x, **BUDGET).report.torch_compile
+    assert told == "the inputs are not on a GPU"
     fast = tce.optimize(Branches(), x, **COMPILES)
     assert fast.report.torch_compile == "the model was not traced"
     with pytest.raises(ValueError, match="torch_compile: got 1, wanted True, False or None"):

@@ -105,6 +105,31 @@ def test_activations_and_sums_are_taken_in(
     assert f" act={activation}" in problem if activation else " act=" not in problem
 
 
+def test_bounds_of_the_error() -> None:
+    errors = dict[Way, float]()
+    for channels in range(4, 20):
+        model = trained_like(nn.Sequential(nn.Conv1d(8, channels, 3), nn.BatchNorm1d(channels)))
+        model, x = model.bfloat16(), torch.randn(4, 8, 32).bfloat16()
+        errors = tce.optimize(model, x, **BUDGET).report.errors
+        if len({*errors.values()}) == 2:  # folding rounds otherwise, most of the time
+            break
+    bound = sum(errors.values()) / 2
+    fast = tce.optimize(model, x, max_error=bound, **BUDGET)
+    assert errors[Way.plain] != errors[Way.optimized]
+    worse = max(errors, key=errors.__getitem__)
+    assert fast.report.way is min(errors, key=errors.__getitem__)
+    assert f"not used: {worse.value}, since its error was" in fast.report.note
+    assert {Way.plain, Way.optimized} >= fast.report.times_ms.keys() >= {Way.plain}
+
+
+def test_an_activation_with_another_forward_is_not_taken_in() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 2, 3), nn.ReLU()).eval()
+    model[1].forward = lambda y: y * 3
+    fast = tce.optimize(model, torch.randn(1, 2, 8), **BUDGET)
+    assert not fast.report.rewrites.activated
+    check(fast, model, torch.randn(1, 2, 8))
+
+
 def test_linear_layers_take_in_activations(device: str) -> None:
     layers = nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 4), nn.Hardswish(), nn.Linear(4, 5), nn.ReLU()
     model, x = nn.Sequential(*layers).eval().to(device), torch.randn(3, 2, 6, device=device)
@@ -580,7 +605,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         patch.syspath_prepend(tmp_path)
         assert main([*arguments, "--time-budget", "0.2", "--pareto"]) == 0
         out = capsys.readouterr().out
-        assert "1 batch norms folded, 1 activations taken in" in out
+        assert "batch norms folded: 1\nactivations taken in: 1\n" in out
         assert "The least time within a workspace" in out
         assert 'way = "' in file.read_text()
         assert main([*arguments, "--layout", "x"]) == 2

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from torch_cudnn_ext._commands import options
-from torch_cudnn_ext._commands.options import Command, count, option
-from torch_cudnn_ext._defaults import VERIFY_TIME_LIMIT_S
+from torch_cudnn_ext._commands.options import Command, amount, count, option
+from torch_cudnn_ext._defaults import TOLERANCE, VERIFY_TIME_LIMIT_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,11 @@ class Profile(Command):
             "table of what is listed and not timed has 5. json and csv hold all.",
         ),
     ] = 20
+    all_layers: options.AllLayers = False
     shard_text: options.Shard = None
     resume: options.Resume = None
     format: options.FormatOption = options.Format.table
+    report: options.Report = None
     search: options.Search
     isolate: options.Isolate = None
     table: str | None = option(
@@ -46,13 +48,16 @@ class Profile(Command):
 
     def check(self, context: typer.Context) -> None:
         """Raise BadParameter for options that do not go together."""
+        options.forbid_all_layers(context, self.format)
         if self.format in (options.Format.json, options.Format.csv):
             for name in ("show_all", "top"):
                 options.forbid(
                     context, name, f"--format {self.format.value}, which holds every row"
                 )
         if self.table is not None:
-            options.allow_only(context, "table", "problem", "show_all", "top", "format")
+            options.allow_only(
+                context, "table", *"problem show_all top all_layers format report".split()
+            )
             return
         options.check_isolate(self.isolate)
         self.source.check()
@@ -111,11 +116,11 @@ class Mode:
 
 # The options that each mode of `Bench` takes.
 _TAKEN = {
-    "overhead": "device format",
+    "overhead": "device format report",
     "modules": "dtype channels_last device policy max_workspace deterministic allow_tf32 format "
-    "compiled",
-    "networks": "dtype batch image_size channels_last device policy format jobs table knob_search "
-    "time_budget compiled",
+    "report compiled",
+    "networks": "dtype batch image_size channels_last device policy format report jobs table "
+    "knob_search time_budget compiled",
 }
 
 
@@ -135,6 +140,7 @@ class Bench(Command):
     shard_text: options.Shard = None
     resume: options.Resume = None
     format: options.FormatOption = options.Format.table
+    report: options.Report = None
     search: options.Search
     mode: Mode
 
@@ -171,12 +177,35 @@ class Tune(Command):
     shard_text: options.Shard = None
     search: options.Search
     isolate: options.Isolate = None
+    all_layers: options.AllLayers = False
     format: options.FormatOption = options.Format.table
+    report: options.Report = None
 
     def check(self, context: typer.Context) -> None:
         """Raise BadParameter for options that do not go together."""
+        options.forbid_all_layers(context, self.format)
         options.check_isolate(self.isolate)
         self.source.check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Command):
+    """Compare two results: what is faster, slower, the same, gone or new.
+
+    The files are two of profile, bench or tune with --format json, or two tuning tables. The exit
+    code is 1 if a problem, module or network became slower or is gone, otherwise 0.
+    """
+
+    before: Annotated[str, typer.Argument(help="A file of results.", show_default=False)]
+    after: Annotated[str, typer.Argument(help="A later file.", show_default=False)]
+    tolerance: Annotated[
+        float, amount("--tolerance", 0, "The relative difference that counts as none.")
+    ] = TOLERANCE
+    show_all: bool = option(
+        False, "--all", "Also what is the same. json, csv and the report hold it always."
+    )
+    format: options.FormatOption = options.Format.table
+    report: options.Report = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,15 +229,21 @@ class Explain(Command):
     device: options.Device = None
     policy: options.PolicyText = ""
     measure: bool = option(True, "--measure/--no-measure", "Time each algorithm that runs.")
+    all_layers: options.AllLayers = False
     format: options.FormatOption = options.Format.table
+    report: options.Report = None
+
+    def check(self, context: typer.Context) -> None:
+        """Raise BadParameter for options that do not go together."""
+        options.forbid_all_layers(context, self.format)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimize(Command):
     """Make the fastest version of a network for inference, and tell how fast it is.
 
-    Batch norm is folded, convolutions take in sums and ReLU, all is tuned and captured in a CUDA
-    graph. The result is timed by turns with PyTorch's layers.
+    Batch norm is folded, layers take in sums and activations, all is tuned, compiled and captured
+    in a CUDA graph. The result is timed by turns with PyTorch's layers.
     """
 
     model: options.Model
@@ -236,6 +271,8 @@ class Optimize(Command):
         False, "--pareto", "Also print the least time for each bound of the workspace."
     )
     search: options.Search
+    all_layers: options.AllLayers = False
+    report: options.Report = None
     save: str | None = option(
         None, "--save", "Write a recipe for `load_optimized` to this file, without weights."
     )
@@ -321,6 +358,7 @@ COMMANDS: dict[str, type[Command]] = {
     "list": List,
     "bench": Bench,
     "tune": Tune,
+    "compare": Compare,
     "coverage": Coverage,
     "explain": Explain,
     "optimize": Optimize,

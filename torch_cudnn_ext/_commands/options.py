@@ -55,6 +55,11 @@ def count(name: str, least: int, help: str) -> Any:
     return typer.Option(name, parser=_number(int, least), metavar="N", help=help)
 
 
+def amount(name: str, least: float, help: str) -> Any:
+    """An option that takes a number."""
+    return typer.Option(name, parser=_number(float, least), metavar="X", help=help)
+
+
 def option(default: Any, name: str, help: str) -> Any:
     """A dataclass's field for an option; see `callback_of`."""
     return field(default=default, metadata={"option": typer.Option(name, help=help)})
@@ -99,6 +104,16 @@ Shard = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option("--resume", help="Keep finished problems in this file, and skip those in it."),
+]
+Report = Annotated[
+    str | None,
+    typer.Option(
+        "--report", metavar="FILE", help="Also write a page of HTML that needs no other file."
+    ),
+]
+AllLayers = Annotated[
+    bool,
+    typer.Option("--all-layers", help="All layers, and not only those that matter most."),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
 
@@ -264,6 +279,12 @@ def allow_only(context: typer.Context, mode: str, *taken: str) -> None:
     for name in context.params:
         if name not in (mode, *taken):
             forbid(context, name, f"--{mode}, which {limit}")
+
+
+def forbid_all_layers(context: typer.Context, format: Format) -> None:
+    """Raise BadParameter if ``--all-layers`` was given with a format that holds all of them."""
+    if format in (Format.json, Format.csv):
+        forbid(context, "all_layers", f"--format {format.value}, which holds all layers")
 
 
 def forbid(context: typer.Context, name: str, other: str) -> None:

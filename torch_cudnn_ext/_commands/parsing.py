@@ -63,7 +63,12 @@ def run_app(app: typer.Typer, arguments: list[str]) -> int:
             if not _is_text(argument):
                 raise typer.BadParameter(f"got the argument {argument!r}, wanted UTF-8")
         status = (
-            command(arguments or ["--help"], prog_name="torch_cudnn_ext", standalone_mode=False)
+            command(
+                arguments or ["--help"],
+                prog_name="torch_cudnn_ext",
+                standalone_mode=False,
+                obj=tuple(arguments),  # for reports, which say how they were made
+            )
             or 0
         )
         if status == INTERRUPTED:  # some versions of typer return it after Ctrl-C

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import fx
 from torch.nn import Module
 
 from torch_cudnn_ext import _C, nn
-from torch_cudnn_ext._optimize.forms import reason_of
+from torch_cudnn_ext._optimize.forms import UnknownForm, content_of, reason_of
 from torch_cudnn_ext._optimize.rewriting import name_of
 from torch_cudnn_ext.nn.activated import Activated
 from torch_cudnn_ext.ops.decision import last_decision
 
 # Inductor's code of others is as fast as ours, or faster, unless they took in an activation.
-FAMILIES = ("conv", "rnn")
+FAMILIES = ("conv",)
+MAX_KINDS = 4  # of arguments; torch.compile gives up at 8
 
 
 class CompileError(RuntimeError):
@@ -35,29 +36,36 @@ class Compiled:
         """Nothing is compiled yet."""
         self.module = module
         self._call: Callable[..., Any] | None = None
+        self._kinds: set[Any] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which compile anew."""
-        return {"module": self.module, "_call": None}
+        return {"module": self.module, "_call": None, "_kinds": set()}
+
+    def takes(self, args: tuple[Any, ...]) -> bool:
+        """Whether such arguments are compiled: a few kinds, since each is compiled anew."""
+        try:
+            kind = content_of(args)
+        except UnknownForm:
+            return False
+        if len(self._kinds) < MAX_KINDS:
+            self._kinds.add(kind)
+        return kind in self._kinds
 
     def __call__(self, *args: Any) -> Any:
         """Compute what the module computes.
 
         Raises:
             CompileError: It cannot be compiled.
-            OutOfMemoryError: There is no memory to compile it.
+            Exception: What the module itself raises.
         """
-        if self._call is not None:
-            return self._call(*args)
-        compiled = torch.compile(self.module, fullgraph=True, dynamic=False)
+        if self._call is None:
+            self._call = torch.compile(self.module, fullgraph=True, dynamic=False)
         try:
-            result = compiled(*args)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # of Dynamo, of Inductor, or of a compiler that it calls
+            return self._call(*args)
+        except Exception as error:
+            self.module(*args)  # what the arguments are to blame for is raised here
             raise CompileError(reason_of(error)) from error
-        self._call = compiled
-        return result
 
 
 class LayerChoice(NamedTuple):
@@ -86,18 +94,20 @@ def choices_of(
     """
     found: list[LayerChoice] = []
 
-    def note(name: str, *_: object) -> None:
+    def note(name: str, families: set[str], *_: object) -> None:
         ran = last_decision()
-        if ran is not None:
+        if ran is not None and _C.problem_info(ran.problem)["family"] in families:
             rows = _C.tuned(ran.problem, *options) or []
             notes = [row["notes"] for row in rows if row["algorithm"] == ran.algorithm]
             found.append(LayerChoice(name, ran.algorithm, any("fused" in n for n in notes)))
 
     hooks = []
     for node in network.graph.nodes:
-        module = network.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if module is not None and any(map(stays_ours, module.modules())):
-            hooks.append(module.register_forward_hook(partial(note, name_of(node))))
+        if node.op == "call_module":
+            module = network.get_submodule(str(node.target))
+            families = {one.family for one in module.modules() if stays_ours(one)}
+            if families:
+                hooks.append(module.register_forward_hook(partial(note, name_of(node), families)))
     try:
         call()
     finally:
@@ -106,9 +116,9 @@ def choices_of(
     return found
 
 
-def stays_ours(layer: Module) -> bool:
+def stays_ours(layer: Module) -> TypeGuard[nn.Tunable]:
     """Whether a layer of this package may be part of a compiled network."""
-    is_fused = isinstance(layer, Activated) and layer.activation != "none"
+    is_fused = isinstance(layer, Activated) and layer.activates
     return is_fused or (isinstance(layer, nn.Tunable) and layer.family in FAMILIES)
 
 

@@ -117,6 +117,10 @@ def _sharing_copy(network: Module) -> Module:
 def _reason_against_compiling(recipe: Recipe, traced: Traced) -> str:
     if not recipe.torch_compile:
         return "torch_compile=False"
+    if traced.graph is None and not traced.whole:
+        return "the model is one layer"
+    if any(isinstance(one, torch.nn.RNNBase) for one in traced.module.modules()):
+        return "torch.compile takes no recurrent networks"
     return f"{names_text(traced.whole)} was not traced" if traced.whole else ""
 
 

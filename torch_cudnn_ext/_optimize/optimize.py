@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ from torch_cudnn_ext.policy import PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.measure import Progress, check_constraints_alone
 from torch_cudnn_ext.tuning.tune import device_of, problems_met, tune
 
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import Measurement
+
 Layout = Literal["keep", "contiguous", "channels_last", "search"]
 NewShape = Literal["heuristic", "autotune"]
 PYTORCHS = "aten:default"  # the algorithm that is PyTorch's own kernel
@@ -64,11 +67,11 @@ def optimize(
     """Make the fastest version of a network for inference that was found.
 
     The model is not changed: a copy of it is traced by ``torch.fx`` and rewritten. Batch norm is
-    folded into the layer before it; a convolution followed by ReLU, or by a sum and ReLU, becomes
-    one problem. All problems are tuned. ``torch.compile`` makes another version, in which a layer
-    is ours if tuning found something faster, and the rest is Inductor's. Both versions are timed by
-    turns with PyTorch's layers, as they are and compiled, with and without a CUDA graph; the
-    fastest runs. What cannot be traced keeps its own code; its layers are exchanged one by one.
+    folded into the layer before it. A convolution and the sum and activation after it become one
+    problem, as do a linear layer and an activation. All problems are tuned. ``torch.compile`` makes
+    another version, in which a layer is ours if tuning found something faster, and the rest is
+    Inductor's. Both versions are timed by turns with PyTorch's layers, as they are and compiled,
+    with and without a CUDA graph; the fastest runs. What cannot be traced keeps its own code.
 
     Args:
         model: Any module without hooks, on one device.
@@ -94,8 +97,8 @@ def optimize(
         TypeError: ``model`` is no module, TorchScript compiled a part of it, or ``inputs`` are
             neither a tensor nor a tuple.
         ValueError: A module has hooks, the model changes its inputs, a lazy layer is not
-            initialised, there is no tensor among the inputs, the error is larger than ``max_error``
-            or cannot be measured, or an argument is none of its values.
+            initialised, there is no tensor among the inputs, all errors are larger than
+            ``max_error`` or cannot be measured, or an argument is none of its values.
         RuntimeError: As `tuning.tune`.
 
     Example:
@@ -106,7 +109,7 @@ def optimize(
     """
     text = _check(layout, cuda_graph, torch_compile, on_new_shape, max_error, policy)
     given = _as_arguments(inputs)
-    compiles = all(t.is_cuda for t in tensors_in(given)) if torch_compile is None else torch_compile
+    compiles = any(t.is_cuda for t in tensors_in(given)) if torch_compile is None else torch_compile
     plain = plain_copy("optimize", model)
     with same_random_numbers(), ExitStack() as stack:
         stack.enter_context(preserve_model_state(plain))
@@ -137,6 +140,8 @@ def _finish(fast: OptimizedModel, search: _Search, max_error: float | None) -> N
     fast.report.cuda_graph = reason_against_graphs(fast, search.args)
     if not fast.report.torch_compile:
         _mix(fast, search)
+    elif not fast._recipe.torch_compile and not any(t.is_cuda for t in tensors_in(search.args)):
+        fast.report.torch_compile = "the inputs are not on a GPU"
     choose_way(fast, search.args, right_ways(fast, search.args, max_error))
     fast.report.problems = _rows(fast, search)
 
@@ -252,6 +257,7 @@ class _Search:
     knob_search: bool
     jobs: int
     progress: Progress | None
+    not_kept: dict[str, Measurement] = field(default_factory=dict)
 
     def options(self, fast: OptimizedModel) -> tuple[str, str, float]:
         """The device, the constraints and the time budget."""
@@ -267,7 +273,7 @@ class _Search:
     def tune(self, fast: OptimizedModel, problems: Iterable[str]) -> None:
         """Tune those problems that are not tuned, and make them the recipe's."""
         place, policy, budget = options = self.options(fast)
-        tune(
+        best = tune(
             [p for p in problems if _C.tuned(p, *options) is None],
             device=place,
             policy=policy,
@@ -276,6 +282,7 @@ class _Search:
             jobs=self.jobs,
             progress=self.progress,
         )
+        self.not_kept.update(best)  # some rankings are too noisy to be kept
         recipe = fast._recipe
         recipe.problems = [*dict.fromkeys((*recipe.problems, *problems))]
 
@@ -285,6 +292,8 @@ def _rows(fast: OptimizedModel, search: _Search) -> list[ProblemRow]:
     calls, rows = search.problems(fast, fast._untuned), []
     for problem in fast._recipe.problems:
         ranking = _C.tuned(problem, *search.options(fast))
+        if ranking is None and problem in search.not_kept:
+            ranking = [search.not_kept[problem]]
         times = [
             (row["workspace_bytes"] or 0, row["median_ms"], row["algorithm"])
             for row in ranking or []
@@ -298,12 +307,8 @@ def _rows(fast: OptimizedModel, search: _Search) -> list[ProblemRow]:
 
 
 def _by_workspace(times: list[tuple[int, float, str]]) -> dict[int, float]:
-    """The time of the fastest algorithm that needs no more than a workspace."""
-    found: dict[int, float] = {}
-    for size, ms, _ in sorted(times):
-        if not found or ms < min(found.values()):
-            found[size] = ms
-    return found
+    """For each workspace, the time of the first in the ranking that needs no more."""
+    return {size: next(ms for at, ms, _ in times if at <= size) for size, _, _ in sorted(times)}
 
 
 def _mix(fast: OptimizedModel, search: _Search) -> None:
@@ -324,5 +329,5 @@ def _mix(fast: OptimizedModel, search: _Search) -> None:
     search.tune(fast, [p for p in met if _C.problem_info(p)["family"] in FAMILIES])
     found = choices(network)
     ours = {choice.layer for choice in found if choice.algorithm != PYTORCHS}
-    recipe.left = [*dict.fromkeys(c.layer for c in found if c.layer not in ours)]
+    fast.report.left = recipe.left = [*dict.fromkeys(c.layer for c in found if c.layer not in ours)]
     compiled.module = make_mixed_network(fast, facts_of_run())

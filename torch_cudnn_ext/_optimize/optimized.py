@@ -77,6 +77,7 @@ class OptimizedModel(Module):
                 return self._run(way, args, kwargs)
             except CompileError as error:
                 self.report.torch_compile = str(error)
+                self.report.way = self.report.way.uncompiled
                 warn(f"optimize: calls run without torch.compile: {error}")
             return self._run(way, args, kwargs)
 
@@ -109,7 +110,12 @@ class OptimizedModel(Module):
     def _compute(self, way: Way, /, *args: Any, **kwargs: Any) -> Any:
         """Compute it without a graph. What was traced holds for the example's form alone."""
         is_tuned = sizes_of(args) in self._recipe.shapes
-        is_compiled = way.is_compiled and is_tuned and not self.report.torch_compile
+        is_compiled = (
+            way.is_compiled
+            and is_tuned
+            and not self.report.torch_compile
+            and self._compiled[way.without_graph].takes(args)
+        )
         if not self._is_as_traced(args, kwargs) or (way.is_pytorchs and not is_compiled):
             return self._plain(*args, **kwargs)
         ours = self._tuned if is_tuned else self._untuned

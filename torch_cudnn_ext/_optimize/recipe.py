@@ -48,6 +48,11 @@ class Way(StrEnum):
         return Way[self.name.removesuffix("_graph")]
 
     @property
+    def uncompiled(self) -> Way:
+        """The same without ``torch.compile``."""
+        return Way[self.name.replace("mixed", "optimized").replace("compiled", "plain")]
+
+    @property
     def is_compiled(self) -> bool:
         """Whether ``torch.compile`` compiles it."""
         return self.without_graph in (Way.compiled, Way.mixed)

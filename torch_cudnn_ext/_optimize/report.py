@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torch_cudnn_ext._optimize.recipe import Way
+from torch_cudnn_ext._optimize.report_page import report_page
 from torch_cudnn_ext._optimize.rewriting import Rewrites
 
 
@@ -41,6 +42,7 @@ class OptimizationReport:
         layout: The layout of images and filters.
         cuda_graph: Why there is no CUDA graph; empty if there is one.
         torch_compile: Why ``torch.compile`` compiles nothing; empty if it does.
+        left: Layers that are PyTorch's in the version that is compiled.
         problems: What was found for each problem.
         times_ms: The median time of a call, for each way that was timed.
         way: The way that runs.
@@ -59,6 +61,7 @@ class OptimizationReport:
     layout: str
     cuda_graph: str = ""
     torch_compile: str = ""
+    left: list[str] = field(default_factory=list)
     problems: list[ProblemRow] = field(default_factory=list)
     times_ms: dict[Way, float] = field(default_factory=dict)
     way: Way = Way.optimized
@@ -67,34 +70,70 @@ class OptimizationReport:
     errors: dict[Way, float] = field(default_factory=dict)
     note: str = ""
 
-    def __str__(self) -> str:
-        """The report as text."""
-        done = self.rewrites
+    def sentence(self) -> str:
+        """How much faster the network is, with the 95 % interval, or why it is not."""
+        if not self.times_ms or self.way.is_pytorchs:
+            return f"{self.network}: {self.note or 'not timed'}"
         low, high = self.interval
-        lines = [f"{self.network}: {self.way.value}"]
-        if self.times_ms and not self.way.is_pytorchs:
-            lines[0] += f", {self.ratio:.2f} times as fast as PyTorch ({low:.2f} to {high:.2f})"
+        plain = min(ms for way, ms in self.times_ms.items() if way.is_pytorchs)
+        return (
+            f"optimize makes {self.network} {self.ratio:.2f}x ({low:.2f} to {high:.2f}) faster: "
+            f"{plain:.4g} -> {self.times_ms[self.way]:.4g} ms"
+        )
+
+    def __str__(self) -> str:
+        """The report as text, with all problems."""
+        return self.text()
+
+    def to_html(self, replay: str = "") -> str:
+        """The report as one page of HTML that needs no other file and no network.
+
+        Args:
+            replay: The command or code that does this again, for the reader to copy.
+        """
+        return report_page(self, replay).html()
+
+    def _repr_html_(self) -> str:
+        return report_page(self, "").frame()
+
+    def facts(self) -> dict[str, str]:
+        """What was done, by heading; without what does not apply."""
+        done = self.rewrites
+        errors = [f"{error:.2g} ({way.value})" for way, error in self.errors.items()]
+        facts = {
+            "runs": self.way.value,
+            "layout": self.layout,
+            "layers removed": str(len(done.removed) or ""),
+            "batch norms folded": str(len(done.folded) or ""),
+            "activations taken in": str(len(done.activated) or ""),
+            "sums taken in": str(len(done.residual) or ""),
+            **{f"not traced: {name or 'the model'}": why for name, why in self.whole.items()},
+            "no CUDA graph": self.cuda_graph,
+            "not compiled": self.torch_compile,
+            "PyTorch's where compiled": ", ".join(self.left),
+            "note": self.note if not self.way.is_pytorchs else "",
+            "largest errors": ", ".join(errors),
+        }
+        return {heading: fact for heading, fact in facts.items() if fact}
+
+    def text(self, most: int = 0) -> str:
+        """The report as text.
+
+        Args:
+            most: At most so many problems, those with most to gain over PyTorch's kernels; 0 is
+                all, in their order.
+        """
+        lines = [self.sentence()]
         lines += [f"  {way.value}: {ms:.4g} ms" for way, ms in self.times_ms.items()]
-        lines += [self.note] if self.note else []
-        counts = [
-            (len(done.folded), "batch norms folded"),
-            (len(done.activated), "activations taken in"),
-            (len(done.residual), "sums taken in"),
-            (len(done.removed), "layers removed"),
-        ]
-        told = ", ".join(f"{count} {text}" for count, text in counts if count)
-        lines.append(f"{told or 'nothing folded or fused'}; layout: {self.layout}")
-        lines += [f"not traced: {name or 'the model'}: {why}" for name, why in self.whole.items()]
-        if self.cuda_graph:
-            lines.append(f"no CUDA graph: {self.cuda_graph}")
-        if self.torch_compile:
-            lines.append(f"not compiled: {self.torch_compile}")
-        if self.errors:
-            errors = [f"{error:.2g} ({way.value})" for way, error in self.errors.items()]
-            lines.append(f"largest errors: {', '.join(errors)}")
-        for row in self.problems:
+        lines += [f"{heading}: {fact}" for heading, fact in self.facts().items()]
+        shown = self.problems
+        if 0 < most < len(shown):
+            shown = sorted(shown, key=lambda row: row.ms - (row.pytorch_ms or row.ms))[:most]
+        for row in shown:
             plain = "" if row.pytorch_ms is None else f" ({row.pytorch_ms:.4g} ms)"
             lines.append(f"  {row.problem}  {row.algorithm}  {row.ms:.4g} ms{plain}")
+        if hidden := len(self.problems) - len(shown):
+            lines.append(f"  {hidden} more, with less to gain (--all-layers shows them)")
         return "\n".join(lines)
 
     def pareto(self) -> list[tuple[int, float]]:

@@ -160,7 +160,7 @@ def fold(graph: fx.GraphModule, facts: Facts) -> Rewrites:
 def fuse(
     graph: fx.GraphModule, facts: Facts, done: Rewrites, separate: Collection[str] = ()
 ) -> Rewrites:
-    """Let convolutions take in sums and ReLU, in place, but those that are named.
+    """Let layers take in sums and activations, in place, but those that are named.
 
     Args:
         graph: What `fold` made.
@@ -198,7 +198,8 @@ def _call_counts(graph: fx.GraphModule) -> dict[Module, int]:
 def _module(graph: fx.GraphModule, node: Any) -> Module | None:
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
-    return graph.get_submodule(str(node.target))
+    module = graph.get_submodule(str(node.target))
+    return None if "forward" in vars(module) else module  # it computes something else
 
 
 def _remove(work: _Work, node: fx.Node) -> None:
@@ -308,6 +309,8 @@ def _activation_of(graph: fx.GraphModule, node: fx.Node) -> str | None:
     given: Any = node.kwargs
     if node.op == "call_module":
         module = _module(graph, node)
+        if module is None:
+            return None
         name, given = _MODULES.get(type(module)), vars(module)
     elif node.op == "call_function":
         name = _FUNCTIONS.get(node.target)

@@ -16,6 +16,7 @@ from torch_cudnn_ext._optimize.numerics import (
 )
 from torch_cudnn_ext._optimize.optimized import OptimizedModel
 from torch_cudnn_ext._optimize.recipe import Way
+from torch_cudnn_ext._optimize.report import OptimizationReport
 from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext.bench.networks import timer_of
 from torch_cudnn_ext.bench.rounds import compare_samples, samples
@@ -63,22 +64,31 @@ def reason_against_graphs(fast: OptimizedModel, args: tuple[Any, ...]) -> str:
 
 
 def choose_way(fast: OptimizedModel, args: tuple[Any, ...], right: list[Way]) -> None:
-    """Times the ways whose results are right and lets the fastest run; PyTorch's in a draw."""
+    """Times the ways and lets the fastest run of those whose results are right.
+
+    PyTorch's are timed in any case, to compare with.
+    """
     report = fast.report
-    ways = [w for w in Way if w.without_graph in right and not (w.in_graph and report.cuda_graph)]
+    may_run = [w for w in Way if not (w.in_graph and report.cuda_graph)]
+    ways = [w for w in may_run if w.without_graph in (Way.plain, *right)]
     times = dict(zip(ways, _samples([(fast, w) for w in ways], args), strict=True))
     report.times_ms = {w: statistics.median(times[w]) for w in ways}
     plain = [w for w in ways if w.is_pytorchs]
-    ours = [w for w in ways if w not in plain]
-    report.way = min(plain or ours, key=report.times_ms.__getitem__)
-    if not ours or not plain:
-        return
-    best = min(ours, key=report.times_ms.__getitem__)
-    result = compare_samples([times[best], *(times[w] for w in plain)])
-    if result.ratio < 1:
-        report.note = f"PyTorch's layers run, since ours were slower: {result.ratio:.3f}"
-        return
-    report.way, report.ratio, report.interval = best, result.ratio, (result.low, result.high)
+    right_ones = [w for w in ways if w.without_graph in right]
+    ours = [w for w in right_ones if not w.is_pytorchs]
+    if ours:
+        best = min(ours, key=report.times_ms.__getitem__)
+        result = compare_samples([times[best], *(times[w] for w in plain)])
+        if result.ratio >= 1 or len(ours) == len(right_ones):
+            report.way = best
+            report.ratio, report.interval = result.ratio, (result.low, result.high)
+            return
+        _add_note(report, f"PyTorch's layers run, since ours were slower: {result.ratio:.3f}")
+    report.way = min((w for w in right_ones if w.is_pytorchs), key=report.times_ms.__getitem__)
+
+
+def _add_note(report: OptimizationReport, text: str) -> None:
+    report.note = "; ".join(filter(None, (report.note, text)))
 
 
 def right_ways(fast: OptimizedModel, args: tuple[Any, ...], max_error: float | None) -> list[Way]:
@@ -102,16 +112,17 @@ def right_ways(fast: OptimizedModel, args: tuple[Any, ...], max_error: float | N
     if report.torch_compile:  # found out by a call
         errors = {way: error for way, error in errors.items() if not way.is_compiled}
     report.errors = errors if wide is not None else {}
-    right, plain_error = [Way.plain], errors[Way.plain]
+    right, plain_error = [], errors[Way.plain]
     for way, error in errors.items():
-        if is_far_less_accurate(error, plain_error, of_plain):
-            report.note = (
-                f"not used: {way.value}, since its error was {error:.2g}, and that of PyTorch's "
-                f"layers {plain_error:.2g}"
-            )
-        elif way is not Way.plain:
+        if way is not Way.plain and is_far_less_accurate(error, plain_error, of_plain):
+            reason = f"that of PyTorch's layers {plain_error:.2g}"
+        elif max_error is not None and not error <= max_error:
+            reason = f"max_error is {max_error}"
+        else:
             right.append(way)
-    if max_error is not None and not (right := [w for w in right if errors[w] <= max_error]):
+            continue
+        _add_note(report, f"not used: {way.value}, since its error was {error:.2g}, and {reason}")
+    if not right:
         raise ValueError(
             f"max_error: the least error of the results is {min(errors.values()):.2g}, wanted at "
             f"most {max_error}"

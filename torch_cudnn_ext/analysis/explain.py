@@ -16,9 +16,13 @@ from torch_cudnn_ext._timing import kernel_names
 from torch_cudnn_ext._torch_internals import profiler_is_on
 from torch_cudnn_ext._workload.problems import coupled_problems
 from torch_cudnn_ext._workload.recorder import RecordedCall, described_calls
+from torch_cudnn_ext.analysis.explain_page import explanation_page, explanation_sentence
 from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.lint import Hint, call_hints, hints_table
+from torch_cudnn_ext.analysis.page import Page
+from torch_cudnn_ext.analysis.profile_page import versions
 from torch_cudnn_ext.analysis.records import csv_text, field_names
-from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds
+from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, plural
 from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.pins import pin_of, standing_for
 from torch_cudnn_ext.nn import Tunable
@@ -74,9 +78,14 @@ class Explanation:
         """The share of the calls that this package ran, from 0 to 1."""
         return sum(bool(call.op) for call in self.calls) / max(1, len(self.calls))
 
-    def table(self) -> Table:
-        """The calls as cells."""
+    def table(self, most: int = 0) -> Table:
+        """The calls as cells.
+
+        Args:
+            most: If times were measured, at most so many calls, those that take longest; 0 is all.
+        """
         headings = "layer,kind,op,algorithm,why,ms,workspace,PyTorch runs,problem".split(",")
+        shown = self._longest(most)
         rows = [
             [
                 call.layer,
@@ -89,21 +98,60 @@ class Explanation:
                 ", ".join(map(_short, call.pytorch)),
                 call.problem.partition(" ")[2],
             ]
-            for call in self.calls
+            for call in shown
         ]
         columns = [
             Column(h, right=h in ("ms", "workspace"), whole=h == "algorithm") for h in headings
         ]
-        ours = sum(bool(call.op) for call in self.calls)
-        footer = (
-            f"{ours} of {len(self.calls)} calls ran operators of this package ({self.share:.0%})"
-        )
-        if any(map(_with_backward, self.calls)):
-            footer += "; * with its backward"
+        notes = ["* with its backward"] * any(map(_with_backward, shown))
         asked = {(c.policy, c.device) for c in self.calls if "replay=" in c.policy}
         for reason in sorted({_C.replay_obstacle(*one) for one in asked} - {""}):
-            footer += f"; replay was asked for: {reason}"
-        return Table(self.title, columns, rows, footer)
+            notes.append(f"replay was asked for: {reason}")
+        if hidden := len(self.calls) - len(shown):
+            notes.append(f"{plural(hidden, 'call')} more, which take less (--all-layers)")
+        return Table(f"{self.title}: {self.sentence()}", columns, rows, "; ".join(notes))
+
+    def tables(self, most: int = 0) -> list[Table]:
+        """`table`, and what costs time if there is any such thing."""
+        hints = self.hints()
+        return [self.table(most), *[hints_table(hints)] * bool(hints)]
+
+    def _longest(self, most: int) -> list[LayerCall]:
+        """At most so many calls, in their order."""
+        timed = [call for call in self.calls if call.ms is not None]
+        if not 0 < most < len(self.calls) or not timed:
+            return self.calls
+        by_time = sorted(enumerate(self.calls), key=lambda one: -(one[1].ms or 0.0))
+        kept = {place for place, _ in by_time[:most]}
+        return [call for place, call in enumerate(self.calls) if place in kept]
+
+    def sentence(self) -> str:
+        """How many calls ran this package's operators and why, and which layers take the time."""
+        return explanation_sentence(self)
+
+    def hints(self) -> list[Hint]:
+        """What costs time on a GPU and can be changed, as problem lines and policies tell it."""
+        on_gpu = [c for c in self.calls if c.problem and not c.device.startswith("cpu")]
+        return call_hints((call.layer, call.problem, call.policy) for call in on_gpu)
+
+    def _page(self, replay: str = "") -> Page:
+        devices = dict.fromkeys(filter(None, (call.device for call in self.calls)))
+        facts = {"devices": ", ".join(map(_C.device_fingerprint, devices)), **versions()}
+        return explanation_page(self, self.table(), self.hints(), facts, replay)
+
+    def to_html(self, replay: str = "") -> str:
+        """A report as one page of HTML that needs no other file, no network and no script to read.
+
+        It has the sentence, bars by layer and by operator if times were measured, the table of
+        calls, and the environment.
+
+        Args:
+            replay: The command or code that explains again, for the reader to copy.
+        """
+        return self._page(replay).html()
+
+    def _repr_html_(self) -> str:
+        return self._page().frame()
 
     def to_csv(self) -> str:
         """The calls as comma-separated values with a header line."""
@@ -111,7 +159,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """The table as Markdown."""
-        return tables_markdown([self.table()])
+        return tables_markdown(self.tables())
 
 
 def explain(

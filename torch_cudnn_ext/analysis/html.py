@@ -10,6 +10,8 @@ from typing import Any
 from torch_cudnn_ext.analysis.records import Record, csv_text
 from torch_cudnn_ext.analysis.tables import Column, Table
 
+LONG = 24  # characters that a cell of a page holds without folding
+
 
 def tables_markdown(tables: Iterable[Table]) -> str:
     """Tables as Markdown."""
@@ -32,22 +34,43 @@ def _markdown_line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(words)} |"
 
 
-def tables_html(tables: Iterable[Table]) -> str:
-    """Tables as HTML."""
-    parts = []
-    for table in tables:
-        head = "".join(f"<th>{html.escape(column.heading)}</th>" for column in table.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in table.rows
+def table_html(table: Table, classes: str = "") -> str:
+    """The rows of a table as HTML, with classes for their cells.
+
+    Numbers are of the class ``n``. What is not folded is of ``w``, or of ``long`` if that would be
+    too wide. The cells of a column that has ``choice`` have their text as their class.
+    """
+    if not table.rows:
+        return ""
+    kinds = ["n" if column.right else "w" if column.whole else "" for column in table.columns]
+    heads = [
+        _cell("th", f"{kind} {'kind' * column.choice}", column.heading)
+        for column, kind in zip(table.columns, kinds, strict=True)
+    ]
+    rows = [
+        "".join(
+            _cell("td", _classes(column, kind, cell), cell)
+            for column, kind, cell in zip(table.columns, kinds, row, strict=True)
         )
-        below = "<br>".join(html.escape(note) for note in table.notes())
-        title = html.escape(table.title).replace("\n", "<br>")
-        parts.append(
-            f"<p><b>{title}</b></p><table><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table><p>{below}</p>"
-        )
-    return "\n".join(parts)
+        for row in table.rows
+    ]
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    named = f' class="{classes}"' if classes else ""
+    return (
+        f'<div class="scroll"><table{named}><thead><tr>{"".join(heads)}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _classes(column: Column, kind: str, cell: str) -> str:
+    if column.whole and len(cell) > LONG:
+        kind = "long"
+    return f"{kind} {cell}" if column.choice and cell.isalpha() else kind
+
+
+def _cell(tag: str, classes: str, text: str) -> str:
+    named = f' class="{classes.strip()}"' if classes.strip() else ""
+    return f"<{tag}{named}>{html.escape(text)}</{tag}>"
 
 
 def formatted(

@@ -246,7 +246,19 @@ def profile_of_table(entries: Iterable[TableEntry]) -> Profile:
     return Profile(layers, make_settings("cpu"), is_kept=True)
 
 
+def profile_of_rankings(
+    rankings: Iterable[tuple[Layer, Sequence[Measurement]]], settings: Settings, title: str
+) -> Profile:
+    """What tuning measured, as a profile of the layers; without peaks, since tuning needs none."""
+    layers = [
+        _layer_profile(layer, layer.problem, settings.device, rows=list(rows))
+        for layer, rows in rankings
+    ]
+    return Profile(layers, settings, title)
+
+
 def _layer_profile(layer: Layer, measured: str, device: str, **more: Any) -> LayerProfile:
+    flops, bytes_moved = _cost(measured)
     return LayerProfile(
         problem=layer.problem,
         names=list(layer.names),
@@ -254,7 +266,8 @@ def _layer_profile(layer: Layer, measured: str, device: str, **more: Any) -> Lay
         note=layer.note,
         device=device,
         measured=measured,
-        flops=_cost(measured)[0],
+        flops=flops,
+        bytes_moved=bytes_moved,
         **more,
     )
 
@@ -271,11 +284,14 @@ def _profiled(
 ) -> LayerProfile:
     problem, policy = layer.measured, settings.measured_policy
     heuristic = f"heuristic;{policy}".removesuffix(";")
+    peaks = _peaks(problem, settings)
     profile = _layer_profile(
         layer,
         problem,
         settings.device,
-        floor_ms=_peaks(problem, settings).floor_ms(*_cost(problem)),
+        floor_ms=peaks.floor_ms(*_cost(problem)),
+        peak_flops=peaks.flops_per_second,
+        peak_bytes=peaks.bytes_per_second,
         rows=_with_baseline(rows, problem, settings, isolated),
         heuristic=_decided(problem, settings.device, heuristic)[0],
     )

@@ -12,10 +12,14 @@ from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import field_text, only_fields
 from torch_cudnn_ext._workload.problems import coupled_problems
 from torch_cudnn_ext._workload.tracer import is_function
-from torch_cudnn_ext.analysis.html import tables_html, tables_markdown
+from torch_cudnn_ext.analysis.html import tables_markdown
+from torch_cudnn_ext.analysis.lint import Hint, profile_hints
+from torch_cudnn_ext.analysis.page import Page
+from torch_cudnn_ext.analysis.profile_page import environment_of, profile_page
 from torch_cudnn_ext.analysis.records import RECORD_FIELDS, csv_text, layer_records
 from torch_cudnn_ext.analysis.settings import Settings
-from torch_cudnn_ext.analysis.tables import LISTED_ROWS, Extent, print_tables, profile_tables
+from torch_cudnn_ext.analysis.summary import SHOWN_LAYERS, profile_tables, sentence_of
+from torch_cudnn_ext.analysis.tables import LISTED_ROWS, Extent, print_tables
 from torch_cudnn_ext.ops._arguments import check_flag
 from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.tuning.measure import BASELINE, finite_rows
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from torch_cudnn_ext._C import Candidate, Measurement
 
 _NUMERICS = ("allow_tf32", "allow_down_convert", "allow_reduced_range", "compute")
+_PAGE_ROWS = 20  # of a table of algorithms on a page
 _TIMES = ("pytorch", "heuristic", "best", "capped")
 
 
@@ -41,6 +46,10 @@ class LayerProfile:
     measured: str  # the proxy if the CPU measured a smaller batch for a target, else the problem
     flops: float
     floor_ms: float | None = None  # the roofline's bound for `measured`; None if nothing was timed
+    bytes_moved: float = 0.0  # by `measured`: every tensor once
+    # The device's peaks for the problem's type, a second; None if nothing was timed.
+    peak_flops: float | None = None
+    peak_bytes: float | None = None
     # Ranked best first, then those that are not ok.
     rows: list[Measurement] = field(default_factory=list)
     current: str | None = None  # the algorithm that the policy would run now
@@ -278,20 +287,26 @@ class Profile:
         """
         return [record for profile in self.layers for record in layer_records(profile)]
 
-    def print(self, show_all: bool = False, top: int | None = None) -> None:
-        """Print a table for each problem and the summary.
+    def print(
+        self, show_all: bool = False, top: int | None = None, all_layers: bool = False
+    ) -> None:
+        """Print the sentence, the summary, and the tables of the problems with most to gain.
 
         Args:
             show_all: Also what is excluded, unsupported, failed or rejected, with the reasons.
             top: At most so many algorithms a table, in addition to PyTorch's and the current one;
                 0 is all. ``None`` is 5 of what a target accepts, and all others.
+            all_layers: All problems, in the order of their calls, and not only five.
 
         Raises:
             TypeError: ``top`` is no integer.
             ValueError: It is negative.
         """
         listed_top = LISTED_ROWS if top is None and not show_all else None
-        print_tables(profile_tables(self, Extent(show_all, top or 0, listed_top=listed_top)))
+        shown = Extent(
+            show_all, top or 0, listed_top=listed_top, layers=0 if all_layers else SHOWN_LAYERS
+        )
+        print_tables(profile_tables(self, shown))
 
     def __repr__(self) -> str:
         """One line with the title or the first problem."""
@@ -304,10 +319,49 @@ class Profile:
         return self.to_markdown()
 
     def _repr_html_(self) -> str:
-        return tables_html(profile_tables(self, Extent()))
+        return self._page(Extent(top=_PAGE_ROWS)).frame()
+
+    def _page(self, extent: Extent, replay: str = "") -> Page:
+        return profile_page(self, extent, environment_of(self), replay)
+
+    def to_html(self, show_all: bool = False, top: int = _PAGE_ROWS, replay: str = "") -> str:
+        """A report as one page of HTML that needs no other file, no network and no script to read.
+
+        It has the sentence, the layers with most to gain and the code that pins their best
+        algorithms, bars by layer and kind, a table of layers, a roofline, for each problem its
+        algorithms with time against workspace, and the environment.
+
+        Args:
+            show_all: Also what is excluded, unsupported, failed or rejected, with the reasons.
+            top: At most so many algorithms a table, in addition to PyTorch's and the current one;
+                0 is all.
+            replay: The command or code that measures again, for the reader to copy.
+
+        Raises:
+            TypeError: ``top`` is no integer.
+            ValueError: It is negative.
+        """
+        return self._page(Extent(show_all, top), replay).html()
+
+    def hints(self) -> list[Hint]:
+        """What costs time and can be changed, most to gain first, then what has no number.
+
+        Each hint has the layers, the gain, whether that is measured or an estimate, and the code
+        that changes it.
+        """
+        return profile_hints(self)
+
+    def sentence(self) -> str:
+        """What the best algorithms gain over PyTorch's own, with the interval of the speed-up.
+
+        A gain counts if it is above two standard errors, and so wide is the interval. The sentence
+        names the layers that bring most of it. If a target was listed, the sentence tells how many
+        algorithms that accepts.
+        """
+        return sentence_of(self)
 
     def to_markdown(self, show_all: bool = False, top: int = 0) -> str:
-        """The tables and the summary as Markdown."""
+        """The sentence, the summary and all tables as Markdown."""
         return tables_markdown(profile_tables(self, Extent(show_all, top)))
 
     def to_pandas(self) -> pandas.DataFrame:

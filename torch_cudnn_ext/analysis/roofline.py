@@ -16,6 +16,9 @@ _REPEATS = 5
 _ENOUGH_S = 1.0  # no repetition starts later: some dtypes are slow on a CPU
 
 
+ARITHMETIC, MEMORY, HOST = "arithmetic", "memory", "host"
+
+
 @dataclass(frozen=True)
 class Peaks:
     """The rates of a large matrix product and of a large copy."""
@@ -30,6 +33,11 @@ class Peaks:
         2009. Algorithms that do less arithmetic than the direct one (FFT, Winograd) may be faster.
         """
         return 1e3 * max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
+
+    def limiter(self, flops: float, bytes_moved: float) -> str:
+        """Which of both bounds the time: ``arithmetic`` or ``memory``."""
+        by_flops = flops / self.flops_per_second >= bytes_moved / self.bytes_per_second
+        return ARITHMETIC if by_flops else MEMORY
 
 
 def measured_peaks(device: str, dtype: str, allow_tf32: bool) -> Peaks:

@@ -30,13 +30,14 @@ class Column:
     """A heading, and the function that makes a cell of a record.
 
     A narrow terminal folds cells, but neither those of a ``right`` column, which are numbers, nor
-    those of a ``whole`` one.
+    those of a ``whole`` one. A page lets its reader filter by the cells of a ``choice`` column.
     """
 
     heading: str
     cell: Callable[[Record], str] = str
     right: bool = False
     whole: bool = False
+    choice: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ class Extent:
         ask_for_more: The argument or option that shows all algorithms.
         listed_top: As ``top``, for what a target accepts if other algorithms were measured;
             ``None`` is ``top``.
-        legend: Whether the summary explains the words of the tables.
+        legend: Whether the words of the tables are explained.
+        layers: At most so many problems, those with most to gain; 0 is all.
+        ask_for_layers: The argument or option that shows all problems.
     """
 
     show_all: bool = False
@@ -77,6 +80,8 @@ class Extent:
     ask_for_more: str = "top=0"
     listed_top: int | None = None
     legend: bool = False
+    layers: int = 0
+    ask_for_layers: str = "all_layers=True shows them"
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError if ``top`` is no number of rows."""
@@ -137,7 +142,7 @@ ALGORITHM = Column("algorithm", lambda record: str(record["algorithm"]), whole=T
 _HOST = _number("host us", "host_ms", lambda ms: f"{ms * 1e3:.1f}")
 _WORKSPACE = Column("workspace", lambda record: bytes_text(record["workspace_bytes"]), right=True)
 _YES_NO = {True: "yes", False: "no", None: "?"}
-_DETERMINISTIC = Column("determ.", lambda record: _YES_NO[record["deterministic"]])
+_DETERMINISTIC = Column("determ.", lambda record: _YES_NO[record["deterministic"]], whole=True)
 _NOTES = Column("notes", lambda record: ", ".join(record["notes"]))
 _STATUS = Column("status", _status)
 
@@ -162,7 +167,7 @@ LEGEND = (
 )
 
 MEASURED_COLUMNS = (
-    Column("", lambda record: "*" if record["current"] else ""),
+    Column("", lambda record: "*" if record["current"] else "", whole=True),
     Column("rank", lambda record: str(record["rank"] or ""), right=True),
     ALGORITHM,
     Column("ms", lambda record: milliseconds(record["median_ms"]), right=True),
@@ -226,7 +231,11 @@ def _accepted(records: Sequence[Record]) -> str:
         if record["status"] == "ok":
             name = without_options(record["algorithm"]).partition(":")[2]
             names.setdefault(record["backend"], Counter())[name] += 1
-    lines = [f"{sum(count.total() for count in names.values())} algorithms (listed, not timed)"]
+    accepted = sum(count.total() for count in names.values())
+    lines = [f"{plural(accepted, 'algorithm')} (listed, not timed)"]
+    unknown = sum(record["status"] == "needs a driver" for record in records)
+    if not accepted and unknown:  # none of those that can be told without a GPU
+        return f"what only a driver can tell: {plural(unknown, 'algorithm')} need one"
     for backend, counts in names.items():
         each = (n + (f" x{count}" if count > 1 else "") for n, count in counts.most_common())
         lines.append(f"{backend}: {', '.join(each)}")
@@ -286,7 +295,7 @@ def _named(algorithms: Sequence[str], records: Sequence[Record]) -> list[str]:
     return [f"all {here[backend]} of {backend}" for backend in here if backend in whole] + single
 
 
-def summary_table(profile: Profile, legend: bool = False) -> Table:
+def summary_table(profile: Profile) -> Table:
     """Totals over the layers, weighted by how often each occurs.
 
     A proxy tells nothing of how a target compares with PyTorch, and gets no ratio.
@@ -327,8 +336,7 @@ def summary_table(profile: Profile, legend: bool = False) -> Table:
     name = profile.title or "Summary"
     title = f"{name}: {plural(len(profile.layers), 'problem')}, {plural(count, 'call')}, ms"
     rows = [cells(line) for line in lines]
-    lists = [*_not_profiled(profile), *[("words", LEGEND)] * (legend and for_target)]
-    return Table(title, columns, rows, "; ".join(notes), lists)
+    return Table(title, columns, rows, "; ".join(notes), not_profiled(profile))
 
 
 def _total(line: Totals, name: str) -> str:
@@ -344,17 +352,8 @@ def plural(count: int, word: str) -> str:
     return f"{count} {word}" + ("s" if count != 1 else "")
 
 
-def profile_tables(profile: Profile, extent: Extent) -> list[Table]:
-    """Every table of a profile; if anything was measured, the summary is last."""
-    tables = [t for layer in profile.layers for t in layer_tables(layer, extent)]
-    if any(layer.rows for layer in profile.layers):
-        tables.append(summary_table(profile, extent.legend))
-    elif lists := _not_profiled(profile):
-        tables.append(Table(f"{profile.title or 'Summary'}: not listed", [], [], "", lists))
-    return tables
-
-
-def _not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
+def not_profiled(profile: Profile) -> list[tuple[str, Sequence[str]]]:
+    """The calls that were not profiled, with the reason, as lists of a table."""
     if not profile.not_profiled:
         return []
     calls = [f"{name} x{count}" for name, count in profile.not_profiled.items()]

@@ -15,6 +15,7 @@ from torch_cudnn_ext import __version__
 from torch_cudnn_ext._commands.options import Command
 from torch_cudnn_ext._commands.parsing import make_app, replace_unknown_characters, run_app
 from torch_cudnn_ext.cli.bench import bench_command
+from torch_cudnn_ext.cli.compare import compare_command
 from torch_cudnn_ext.cli.coverage import coverage_command
 from torch_cudnn_ext.cli.explain import explain_command
 from torch_cudnn_ext.cli.info import info_command
@@ -30,6 +31,7 @@ _RUN: dict[str, Callable[[typer.Context, Any], None]] = {
     "list": list_command,
     "bench": bench_command,
     "tune": tune_command,
+    "compare": compare_command,
     "coverage": coverage_command,
     "explain": explain_command,
     "optimize": optimize_command,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import typer
 
+from torch_cudnn_ext import _C
 from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._commands.commands import Bench, Mode
 from torch_cudnn_ext._defaults import IMAGE_SIZE
 from torch_cudnn_ext._workload.problems import Layer, convolution_arguments
+from torch_cudnn_ext.analysis.bench_page import bench_page
+from torch_cudnn_ext.analysis.profile_page import versions
+from torch_cudnn_ext.analysis.result_files import parse_results
 from torch_cudnn_ext.analysis.tables import Table
 from torch_cudnn_ext.bench import compiled, layers, modules, networks, overhead
 from torch_cudnn_ext.bench.rounds import DEFAULT_POLICY
@@ -27,6 +31,7 @@ def bench_command(context: typer.Context, given: Bench) -> None:
     """Run ``bench``."""
     source, tensors, constraints = given.source, given.tensors, given.constraints
     mode, search, resume, format = given.mode, given.search, given.resume, given.format
+    running.check_report(given.report)
     place = checks.place_of(given.device)
     with running.ProgressBar() as bar:
         compared: _Comparison
@@ -59,6 +64,15 @@ def bench_command(context: typer.Context, given: Bench) -> None:
         finished, end = running.collect(items)
         output = text(finished, format.value)
     running.print_output(output)
+
+    def report() -> str:
+        tables = text(finished, "table")
+        items = parse_results(str(text(finished, "json")), "bench").items.values()
+        facts = {"device": _C.device_fingerprint(place), **versions()}
+        replay = running.replay_of(context)
+        return bench_page([*items], cast("list[Table]", tables), facts, replay).html()
+
+    running.write_report(given.report, report)
     running.finish(end, len(finished), total)
 
 

@@ -14,9 +14,12 @@ from torch_cudnn_ext.analysis.tables import print_tables
 from torch_cudnn_ext.cli import checks, running, workload
 from torch_cudnn_ext.models.enable import enabled_anew
 
+_SHOWN_CALLS = 20
+
 
 def explain_command(context: typer.Context, given: Explain) -> None:
     """Run ``explain``."""
+    running.check_report(given.report)
     place = checks.place_of(given.device)
     running.check_policy(given.policy)
     network, inputs = workload.load_network(given.model, given.tensors, place)
@@ -29,4 +32,5 @@ def explain_command(context: typer.Context, given: Explain) -> None:
     elif given.format is options.Format.csv:
         typer.echo(explanation.to_csv(), nl=False)
     else:
-        print_tables([explanation.table()])
+        print_tables(explanation.tables(0 if given.all_layers else _SHOWN_CALLS))
+    running.write_report(given.report, lambda: explanation.to_html(running.replay_of(context)))

@@ -13,9 +13,12 @@ from torch_cudnn_ext.analysis.settings import make_settings
 from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, print_tables
 from torch_cudnn_ext.cli import checks, running, workload
 
+_SHOWN_PROBLEMS = 20
+
 
 def optimize_command(context: typer.Context, given: Optimize) -> None:
     """Run ``optimize``."""
+    running.check_report(given.report)
     place = checks.place_of(given.device)
     text = running.constrained(running.check_policy(given.constraints.policy), given.constraints)
     network, inputs = workload.load_network(given.model, given.tensors, place)
@@ -39,7 +42,8 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
             jobs=search.jobs,
             progress=bar,
         )
-    typer.echo(str(fast.report))
+    typer.echo(fast.report.text(0 if given.all_layers else _SHOWN_PROBLEMS))
+    running.write_report(given.report, lambda: fast.report.to_html(running.replay_of(context)))
     if given.pareto:
         rows = [[bytes_text(size), milliseconds(ms)] for size, ms in fast.pareto()]
         columns = (Column("workspace", right=True), Column("ms a call", right=True))

@@ -11,6 +11,7 @@ from torch_cudnn_ext._commands.commands import Profile
 from torch_cudnn_ext._workload.problems import with_proxies
 from torch_cudnn_ext.analysis.profile import measure_layers, profile_of_table
 from torch_cudnn_ext.analysis.results import Profile as LayersProfile
+from torch_cudnn_ext.analysis.summary import SHOWN_LAYERS
 from torch_cudnn_ext.analysis.tables import LISTED_ROWS
 from torch_cudnn_ext.cli import checks, running, workload
 from torch_cudnn_ext.tuning.store import read_table
@@ -19,9 +20,17 @@ from torch_cudnn_ext.tuning.store import read_table
 def profile_command(context: typer.Context, given: Profile) -> None:
     """Run ``profile``."""
     show_all, top, format = given.show_all, given.top, given.format
+    running.check_report(given.report)
+    layers_shown = 0 if given.all_layers else SHOWN_LAYERS
+
+    def report(result: LayersProfile) -> None:
+        replay = running.replay_of(context)
+        running.write_report(given.report, lambda: result.to_html(show_all, top, replay))
+
     if given.table is not None:
-        problem = given.source.problem
-        running.print_profile(_profile_of_file(given.table, problem), format, show_all, top)
+        kept = _profile_of_file(given.table, given.source.problem)
+        running.print_profile(kept, format, show_all, top, layers=layers_shown)
+        report(kept)
         return
     source, search, isolate = given.source, given.search, given.isolate
     device, target, constraints = given.device, given.target, given.constraints
@@ -39,7 +48,8 @@ def profile_command(context: typer.Context, given: Profile) -> None:
     source_of_top = context.get_parameter_source("top")
     is_asked = source_of_top is not None and source_of_top.name == "COMMANDLINE"
     listed_top = None if show_all or is_asked else LISTED_ROWS
-    running.print_profile(result, format, show_all, top, listed_top)
+    running.print_profile(result, format, show_all, top, listed_top, layers_shown)
+    report(result)
     running.finish(end, len(measured), len(layers))
 
 

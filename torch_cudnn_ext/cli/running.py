@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,6 +16,7 @@ from rich.progress import Progress as RichProgress
 
 from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._commands import options
+from torch_cudnn_ext._files import write_text
 from torch_cudnn_ext._policy_text import FOR_ALL, fields_of, only_fields, operators
 from torch_cudnn_ext._workload.journal import Journal
 from torch_cudnn_ext._workload.network import Workload
@@ -21,7 +24,8 @@ from torch_cudnn_ext._workload.problems import Layer
 from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 from torch_cudnn_ext.analysis.settings import Settings, make_settings
-from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables, profile_tables
+from torch_cudnn_ext.analysis.summary import profile_tables
+from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables
 from torch_cudnn_ext.cli import checks
 from torch_cudnn_ext.policy import text_for_all
 from torch_cudnn_ext.tuning.tasks import fp32_switches
@@ -117,6 +121,29 @@ def merge_file(path: str) -> None:
         tuning.merge_table(path)
 
 
+def check_report(path: str | None) -> None:
+    """BadParameter if the file of ``--report`` cannot be written; before anything is measured."""
+    if path is None:
+        return
+    folder = Path(path).parent
+    if Path(path).is_dir() or not folder.is_dir():
+        what = "a folder" if Path(path).is_dir() else f"in {str(folder)!r}, which is no folder"
+        raise typer.BadParameter(f"--report: got {path!r}, {what}, wanted a file")
+
+
+def write_report(path: str | None, html: Callable[[], str]) -> None:
+    """Write the file of ``--report``, if one is asked for."""
+    if path is not None:
+        text = html()
+        with checks.errors_of("--report"):
+            write_text(path, text)
+
+
+def replay_of(context: typer.Context) -> str:
+    """The command line that was given, for a report's reader to copy."""
+    return shlex.join(["torch_cudnn_ext", *context.obj])
+
+
 # Collecting and printing.
 
 
@@ -169,14 +196,20 @@ def print_profile(
     show_all: bool,
     top: int,
     listed_top: int | None = None,
+    layers: int = 0,
 ) -> None:
-    """Print a profile; ``listed_top`` is as in `Extent`."""
+    """Print a profile; ``listed_top`` and ``layers`` are as in `Extent`."""
     if format is options.Format.json:
         typer.echo(result.to_json())
     elif format is options.Format.csv:
         typer.echo(result.to_csv(), nl=False)
     else:
-        tables = profile_tables(result, Extent(show_all, top, "--all", "--top 0", listed_top, True))
+        extent = Extent(
+            *(show_all, top, "--all", "--top 0", listed_top, True),
+            layers=layers,
+            ask_for_layers="--all-layers shows them",
+        )
+        tables = profile_tables(result, extent)
         print_output(tables_markdown(tables) if format is options.Format.markdown else tables)
 
 

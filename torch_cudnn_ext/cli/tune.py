@@ -7,6 +7,7 @@ from functools import partial
 import typer
 
 from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._commands.commands import Tune
 from torch_cudnn_ext._workload.network import Workload, nothing_found
 from torch_cudnn_ext._workload.problems import (
@@ -15,14 +16,20 @@ from torch_cudnn_ext._workload.problems import (
     coupled_problems,
     is_inference,
     is_wanted,
+    merge,
 )
 from torch_cudnn_ext.analysis.html import formatted
-from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, bytes_text, milliseconds
+from torch_cudnn_ext.analysis.profile import profile_of_rankings
+from torch_cudnn_ext.analysis.records import Record
+from torch_cudnn_ext.analysis.results import Profile
+from torch_cudnn_ext.analysis.summary import with_most_to_gain
+from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, bytes_text, milliseconds, plural
 from torch_cudnn_ext.cli import checks, running, workload
 from torch_cudnn_ext.tuning.measure import check_constraints_alone
 from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.tune import problems_met
 
+SHOWN_TUNED = 20  # problems, unless the user asks for all
 _COLUMNS = (
     Column("problem", lambda r: r["problem"]),
     ALGORITHM,
@@ -34,6 +41,7 @@ _COLUMNS = (
 def tune_command(context: typer.Context, given: Tune) -> None:
     """Run ``tune``."""
     table, device, constraints, search = given.table, given.device, given.constraints, given.search
+    running.check_report(given.report)
     work = workload.from_options(
         given.source, given.tensors, constraints.policy, device, _trace_enabled
     )
@@ -41,7 +49,8 @@ def tune_command(context: typer.Context, given: Tune) -> None:
     place, text = settings.device, settings.policy
     with checks.errors_of("--policy"):
         check_constraints_alone(text)
-    lines = [layer.problem for layer in workload.only_shard(work.layers, given.shard_text)]
+    layers = merge(workload.only_shard(work.layers, given.shard_text))
+    lines = [layer.problem for layer in layers]
     running.merge_file(table)
     rows = partial(_C.tuned, device=place, policy=text, time_budget_s=settings.time_budget_s)
     left = [line for line in lines if rows(line) is None]
@@ -62,17 +71,31 @@ def tune_command(context: typer.Context, given: Tune) -> None:
     except KeyboardInterrupt as interrupt:
         end = interrupt
     finally:
-        rankings = [(line, rows(line)) for line in lines]
-        records = [{"problem": line, **ranking[0]} for line, ranking in rankings if ranking]
-        fields, data = ("problem", *MEASUREMENT_FIELDS), {"best": records}
-        title, footer = f"tuned on {place}", _footer(table, len(lines), known, len(records))
+        rankings = [(layer, ranking) for layer in layers if (ranking := rows(layer.problem))]
+        records = [{"problem": layer.problem, **ranking[0]} for layer, ranking in rankings]
+        title = given.source.model or given.source.problems or ""
+        tuned = profile_of_rankings(rankings, settings, title)
         try:
             tuning.merge_table(table)
         finally:
-            running.print_output(
-                formatted(given.format.value, data, title, _COLUMNS, records, fields, footer)
-            )
+            footer = _footer(table, len(lines), known, len(records))
+            _print(given, tuned, records, f"tuned on {place}", footer)
+    replay = running.replay_of(context)
+    running.write_report(given.report, lambda: tuned.to_html(replay=replay))
     running.finish(end, len(records), len(lines))
+
+
+def _print(given: Tune, tuned: Profile, records: list[Record], title: str, footer: str) -> None:
+    """Print the sentence, and the best algorithms of the problems with most to gain."""
+    format, fields, data = given.format, ("problem", *MEASUREMENT_FIELDS), {"best": records}
+    if format not in (options.Format.json, options.Format.csv) and records:
+        title = f"{tuned.sentence()}\n{title}"
+        most = 0 if given.all_layers else SHOWN_TUNED
+        by_problem = {record["problem"]: record for record in records}
+        records = [by_problem[layer.problem] for layer in with_most_to_gain(tuned, most)]
+        if hidden := len(by_problem) - len(records):
+            footer += f"\n{plural(hidden, 'problem')} more, with less to gain (--all-layers)"
+    running.print_output(formatted(format.value, data, title, _COLUMNS, records, fields, footer))
 
 
 def _footer(table: str, asked: int, known: int, kept: int) -> str:

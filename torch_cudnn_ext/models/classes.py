@@ -199,8 +199,11 @@ class Pinned(nn.Tunable):
         return _made_and_pinned, (self._plain, self._pin, make, *args), *state
 
     def extra_repr(self) -> str:
-        """The line of the layer's own class."""
-        return self._plain.extra_repr(self)
+        """The line of the layer's own class, and the pin."""
+        line: str = self._plain.extra_repr(self)
+        if self._pin is None:
+            return line
+        return f"{line}{', ' if line else ''}pinned={self._pin.text!r}"
 
 
 def _made_and_pinned(

@@ -53,6 +53,7 @@ from torch_cudnn_ext.policy import PolicyLike, naming_policy, plain_text, policy
 _lock = threading.Lock()  # one change of the dispatcher at a time
 CompiledUse = Literal["conv", "all", "none"]  # what compiled graphs run of ours
 _graphs = ExitStack()  # what PyTorch's compiler is told while enabled
+_asked: list[str] = []  # the policy's text as it was given, while enabled
 
 
 def enable(
@@ -84,9 +85,11 @@ def enable(
         'cpu:online'
         >>> disable()
     """
-    text = _for_all_operators(text_for_all(policy))
+    asked = text_for_all(policy)
+    text = _for_all_operators(asked)
     if replay is not None:
-        text = _C.merged_policy(field_text("replay", "replay", replay), text)
+        field = field_text("replay", "replay", replay)
+        text, asked = _C.merged_policy(field, text), ";".join(filter(None, (asked, field)))
     if compiled not in get_args(CompiledUse):
         wanted = ", ".join(get_args(CompiledUse))
         raise ValueError(f"argument compiled: got {compiled!r}, wanted one of {wanted}")
@@ -94,6 +97,7 @@ def enable(
         _C.enable_overrides(compiled)
         try:
             _C.set_enabled_policy(text)
+            _asked[:] = [asked]
             _cudnn_flags.install()
             _warn_of_exports()
             _join_compiler(compiled)
@@ -128,6 +132,7 @@ def disable() -> None:
 def _leave() -> None:
     # If Ctrl-C interrupts this, the operators are still enabled and can be disabled.
     _C.set_enabled_policy("")
+    _asked.clear()
     _cudnn_flags.uninstall()
     torch.export.export = _PLAIN_EXPORT
     _graphs.close()
@@ -135,6 +140,11 @@ def _leave() -> None:
     for compiled in get_args(CompiledUse):
         config.cache_key_tag = config.cache_key_tag.replace(_tag(compiled), "")
     _C.disable_overrides()
+
+
+def asked_policy() -> str | None:
+    """The policy's text as `enable` was given it; ``None`` if nothing is enabled."""
+    return _asked[0] if _asked else None
 
 
 def is_enabled() -> bool:
@@ -222,6 +232,7 @@ class Rule:
         check_rule(matcher, use)
         self.matcher, self.use = matcher, use
         self._id = _C.add_rule(matcher, use)
+        _rules[self._id] = self
 
     def remove(self) -> None:
         """Remove the rule.
@@ -230,6 +241,7 @@ class Rule:
             ValueError: The rule was removed before.
         """
         _C.remove_rule(self._id)
+        _rules.pop(self._id, None)
 
     def __enter__(self) -> Self:
         """Return the rule, which holds already."""
@@ -243,6 +255,14 @@ class Rule:
     def __repr__(self) -> str:
         """The call that makes an equal rule."""
         return f"when({self.matcher!r}, use={self.use!r})"
+
+
+_rules: dict[int, Rule] = {}  # that hold, the oldest first
+
+
+def rules() -> tuple[Rule, ...]:
+    """The rules that hold, the newest and strongest first."""
+    return tuple(reversed(_rules.values()))
 
 
 def when(matcher: str, use: PolicyLike) -> Rule:

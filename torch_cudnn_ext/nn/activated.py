@@ -22,7 +22,12 @@ class Activated(Tunable):
         line = super().extra_repr()
         return line if self.activation == "none" else f"{line}, activation={self.activation!r}"
 
+    @property
+    def activates(self) -> bool:
+        """Whether the activation computes something."""
+        return self.activation not in ("none", "identity")
+
     def _reason_to_stay(self) -> str:
-        if self.activation == "none":
+        if not self.activates:
             return ""
         return f"torch.nn has no activation={self.activation!r}"

@@ -39,7 +39,7 @@ class _ForwardConvolution(Activated, _Convolution):
             padding = tuple(before)
         geometry = (self.stride, padding, self.dilation)
         output: Tensor
-        if self.activation == "none":
+        if not self.activates:
             output = self._run_operator(self._operator, input, weight, bias, *geometry, self.groups)
             return output
         is_batch = input.dim() == weight.dim()

@@ -13,7 +13,7 @@ from torch_cudnn_ext.ops.matmul import gemm
 class Linear(Activated, torch.nn.Linear):
     """``torch.nn.Linear`` whose keyword ``policy`` selects its algorithms.
 
-    The keyword ``activation`` is ``none``, or a function of the result, as in
+    The keyword ``activation`` is ``none`` or ``identity``, or a function of the result, as in
     `torch_cudnn_ext.ops.gemm`.
 
     Example:
@@ -26,7 +26,7 @@ class Linear(Activated, torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
-        if self.activation in ("none", "identity"):
+        if not self.activates:
             return self._run_operator(linear, input, self.weight, self.bias)
         rows = input if input.dim() > 1 else input.unsqueeze(0)
         options: dict[str, Any] = {"transpose_b": True, "activation": self.activation}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._files import check_path, naming, not_regular, read_lines, resolved, write_text
+from torch_cudnn_ext._files import check_path, naming, not_regular, read_text, resolved, write_text
 from torch_cudnn_ext.tuning.measure import check_constraints_alone, finite_rows
 
 if TYPE_CHECKING:
@@ -171,14 +171,23 @@ def merge_table(path: str | os.PathLike[str]) -> int:
 
 def read_table(path: str | os.PathLike[str]) -> list[TableEntry]:
     """The entries of a file; of several for one key, the last. Raises as `import_table`."""
+    return parse_table(read_text(path), os.fspath(path))
+
+
+def parse_table(text: str, label: str) -> list[TableEntry]:
+    """The entries of a file's text; of several for one key, the last.
+
+    Raises:
+        ValueError: A line is no entry; the message begins with ``label`` and the line's number.
+    """
     entries: dict[_Key, TableEntry] = {}
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
             entry = parse_entry(line)
         except ValueError as error:
-            raise ValueError(f"{os.fspath(path)}, line {number}: {error}") from error
+            raise ValueError(f"{label}, line {number}: {error}") from error
         entries[_key(entry)] = entry
     return list(entries.values())
 

@@ -242,7 +242,10 @@ const bool registered_notes = register_errata({
                        "graph:eng32", "one inf"),
     erratum<ConvolutionProblem>(
         "conv-fused-relu-nan",
-        [](const ConvolutionProblem& p) { return p.activation == Activation::relu && p.bias; })
+        [](const ConvolutionProblem& p) {
+          return p.bias &&
+                 (p.activation == Activation::relu || p.activation == Activation::relu6);
+        })
         .of("graph", {"eng0", "eng11", "eng12", "eng13", "eng14", "eng35", "eng36"})
         .in({"fwd"})
         .adds(Note::reduced_range,

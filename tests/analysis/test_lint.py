@@ -1,0 +1,137 @@
+"""What costs time: each rule where it holds, and where it does not."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from profile_helpers import layer, row
+
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.analysis import Explanation, LayerCall
+from torch_cudnn_ext.analysis.lint import Hint, hints_table
+from torch_cudnn_ext.analysis.results import LayerProfile, Profile
+from torch_cudnn_ext.analysis.settings import make_settings
+from torch_cudnn_ext.analysis.summary import profile_tables
+from torch_cudnn_ext.analysis.tables import Extent
+
+HALF = "conv_fwd x=f16[8,64,14,14]:nhwc w=f16[64,64,3,3]:nhwc pad=1"
+FLOAT = HALF.replace("f16", "f32")
+
+
+def canonical(line: str, *rows: Any, **more: Any) -> LayerProfile:
+    rows = rows or (row("aten:default", 1.0),)
+    return layer(_C.canonical_problem(line), *rows, **more)
+
+
+def hints(*layers: LayerProfile, **settings: Any) -> list[Hint]:
+    return Profile([*layers], dataclasses.replace(make_settings("cpu"), **settings)).hints()
+
+
+def rules(*layers: LayerProfile, **settings: Any) -> list[str]:
+    return [hint.rule for hint in hints(*layers, **settings)]
+
+
+def test_good_problems_have_no_hint() -> None:
+    assert rules(canonical(HALF), canonical(FLOAT)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "holds"),
+    [
+        (HALF.replace("nhwc", "nchw"), True),
+        (HALF.replace("nhwc", "nchw").replace("f16", "bf16"), True),
+        (HALF, False),
+        (FLOAT.replace("nhwc", "nchw"), False),
+        (HALF.replace("nhwc", "nchw").replace("14,14", "1,1").replace("3,3", "1,1"), False),
+    ],
+)
+def test_half_types_in_nchw(line: str, holds: bool) -> None:
+    found = hints(canonical(line.replace("pad=1", "pad=0") if "1,1" in line else line))
+    assert [hint.rule for hint in found] == ["layout"] * holds
+    if holds:
+        assert found[0].gain_ms is None and "channels_last" in found[0].change
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "told"),
+    [(63, 64, ["63"]), (64, 63, ["63"]), (63, 65, ["63", "65"]), (3, 64, []), (64, 64, [])],
+)
+def test_channels_that_are_no_multiple_of_8(channels: int, outputs: int, told: list[str]) -> None:
+    line = f"conv_fwd x=f16[8,{channels},14,14]:nhwc w=f16[{outputs},{channels},3,3]:nhwc pad=1"
+    found = hints(canonical(line))
+    assert [hint.text.split()[0] for hint in found] == told
+    assert not told or found[0].change.startswith("use 64 channels")
+    assert rules(canonical(line.replace("f16", "f32"))) == []
+
+
+def test_tf32_off() -> None:
+    assert rules(canonical(FLOAT), policy="allow_tf32=false") == ["tf32"]
+    assert rules(canonical(FLOAT), policy="allow_tf32=true") == []
+    assert rules(canonical(HALF), policy="allow_tf32=false") == []
+    softmax = "softmax_fwd x=f32[16,10,1]:nchw log=false"
+    assert rules(canonical(softmax), policy="allow_tf32=false") == []
+
+
+def test_a_cap_that_costs_time() -> None:
+    fast, slow = row("graph:eng1", 1.0, 5 * 2**20), row("aten:default", 1.5)
+    (hint,) = hints(canonical(HALF, fast, slow, count=2), max_workspace_bytes=2**20)
+    assert (hint.rule, hint.gain_ms, hint.is_measured) == ("cap", 1.0, True)
+    assert hint.change == 'policy="max_workspace=5MiB"' and "1 MiB" in hint.text
+    assert rules(canonical(HALF, fast, slow), max_workspace_bytes=2**23) == []
+    assert rules(canonical(HALF, fast, slow)) == []
+    larger = canonical(FLOAT, row("graph:eng1", 1.0, 9 * 2**20), slow)
+    (both,) = hints(canonical(HALF, fast, slow), larger, max_workspace_bytes=2**20)
+    assert both.change == 'policy="max_workspace=9MiB"' and len(both.layers) == 2
+
+
+def test_a_constraint_that_excludes_pytorchs_faster_kernel() -> None:
+    plain = row("aten:default", 1.0, status="excluded", reason="baseline only: may use TF32")
+    (hint,) = hints(canonical(HALF, row("graph:eng1", 2.0), plain))
+    assert (hint.rule, hint.gain_ms) == ("constraint", 1.0) and "may use TF32" in hint.text
+    assert rules(canonical(HALF, row("graph:eng1", 0.9), plain)) == []
+
+
+def test_a_fallback_engine() -> None:
+    best, other = row("graph:eng1", 1.0), row("graph:eng2", 3.0, source="heuristic FALLBACK #1")
+    plain = row("aten:default", 2.0)
+    (hint,) = hints(canonical(HALF, best, plain, other, current="graph:eng2"))
+    assert (hint.rule, hint.gain_ms, hint.is_measured) == ("fallback", 2.0, True)
+    assert rules(canonical(HALF, best, plain, other, current="graph:eng1")) == []
+
+
+def test_a_host_that_is_late() -> None:
+    late = row("aten:default", 0.01, host_ms=0.03)
+    (hint,) = hints(canonical(HALF, late, count=10))
+    assert hint.rule == "host" and hint.gain_ms == pytest.approx(0.2) and not hint.is_measured
+
+
+def test_hints_are_told_with_their_layers() -> None:
+    line = HALF.replace("nhwc", "nchw")
+    layers = [
+        canonical(line.replace("x=f16[8", f"x=f16[{n}"), names=(f"conv{n}",)) for n in range(1, 6)
+    ]
+    late = canonical(HALF, row("aten:default", 0.01, host_ms=0.03), names=("late",))
+    found = Profile([*layers, late], make_settings("cpu"), "net")
+    first, second = found.hints()
+    assert first.rule == "host" and second.layers == tuple(f"conv{n}" for n in range(1, 6))
+    rows = hints_table(found.hints()).rows
+    assert rows[0][2] == "0.02 (estimate)" and rows[1][2] == "not measured"
+    assert rows[1][3] == "conv1; conv2; conv3 and 2 other problems"
+    assert [table.title for table in profile_tables(found, Extent())][2] == "What costs time"
+    assert "What costs time" in found.to_html() and "What costs time" in found.to_markdown()
+
+
+def test_the_cpu_has_no_hints_for_gpus(measured: Profile) -> None:
+    on_cpu = canonical(HALF.replace("nhwc", "nchw"), device="cpu")
+    assert rules(on_cpu) == []
+    assert "layout" in rules(dataclasses.replace(on_cpu, rows=[], listed_for="target:h200"))
+    assert "What costs time" not in measured.to_html()
+
+
+def test_an_explanation_has_the_hints_of_its_problems() -> None:
+    line = _C.canonical_problem(HALF.replace("nhwc", "nchw"))
+    call = LayerCall("conv", "Conv2d", "conv_fwd", line, "aten:default", "heuristic", device="cuda")
+    (hint,) = Explanation([call], "Net").hints()
+    assert hint.rule == "layout" and hint.layers == ("conv",)
+    assert "What costs time" in str(Explanation([call], "Net"))
+    assert not Explanation([dataclasses.replace(call, device="cpu")], "Net").hints()

@@ -1,0 +1,51 @@
+"""What a report of `optimize` tells, as text and as a page."""
+
+from html import unescape
+
+import pytest
+from helpers import LINE, OTHER
+
+from torch_cudnn_ext import OptimizationReport
+from torch_cudnn_ext._optimize.recipe import Way
+from torch_cudnn_ext._optimize.report import ProblemRow
+from torch_cudnn_ext._optimize.rewriting import Rewrites
+
+
+@pytest.fixture
+def report() -> OptimizationReport:
+    return OptimizationReport(
+        "Net",
+        Rewrites(),
+        {"<head>": "it branches"},
+        "keep",
+        problems=[
+            ProblemRow(LINE, "cpu:fft", 1.0, 1.5, 1, {0: 1.0}),
+            ProblemRow(OTHER, "cpu:fft", 1.0, 3.0, 1, {0: 1.0}),
+            ProblemRow(LINE, "x", 1.0, None, 1, {0: 1.0}),
+        ],
+        times_ms={Way.plain: 4.0, Way.optimized: 2.0},
+        ratio=2.0,
+        interval=(1.9, 2.1),
+        errors={Way.plain: 2e-7, Way.optimized: 1e-7},
+    )
+
+
+def test_the_text_begins_with_the_gain(report: OptimizationReport) -> None:
+    lines = str(report).splitlines()
+    assert lines[0] == "optimize makes Net 2.00x (1.90 to 2.10) faster: 4 -> 2 ms"
+    assert sum("conv_fwd" in line for line in lines) == 3
+    short = report.text(1).splitlines()
+    assert [line for line in short if "conv_fwd" in line] == [f"  {OTHER}  cpu:fft  1 ms (3 ms)"]
+    assert short[-1] == "  2 more, with less to gain (--all-layers shows them)"
+    report.note, report.way = "PyTorch's layers run, since ours were slower: 0.9", Way.plain
+    assert str(report).startswith(f"Net: {report.note}\n")
+    report.note, report.times_ms = "", {}
+    assert report.sentence() == "Net: not timed"
+
+
+def test_the_page_tells_the_same(report: OptimizationReport) -> None:
+    page = unescape(report.to_html(replay="again"))
+    for words in (report.sentence(), "not traced: <head>", "optimized layers", "again"):
+        assert words in page
+    assert page.count("<td") > 20 and "3.00x" in page
+    assert "srcdoc=" in report._repr_html_()

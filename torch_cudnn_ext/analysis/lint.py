@@ -1,0 +1,244 @@
+"""What costs time and can be changed: rules over the problems of a profile or an explanation.
+
+Each rule is a function of one problem. What several problems have in common is one `Hint`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, plural
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext.analysis.results import LayerProfile, Profile
+
+_LEAST_GAIN = 0.02  # of a problem's time; less is not told
+_MULTIPLE = 8  # channels of half types that tensor cores take without padding
+_MOST_NAMES = 3
+_HALF = ("f16", "bf16")
+
+
+@dataclass(frozen=True)
+class Hint:
+    """One thing to change, for all layers that it concerns.
+
+    Attributes:
+        rule: The name of the rule, such as ``channels``.
+        text: What costs time, in a sentence.
+        layers: The layers, or the problem lines of those without a name.
+        gain_ms: What the change saves in all calls, in milliseconds; ``None`` if not known.
+        is_measured: Whether the gain is from measurements of both sides, rather than an estimate.
+        change: The code that changes it.
+    """
+
+    rule: str
+    text: str
+    layers: tuple[str, ...]
+    gain_ms: float | None
+    is_measured: bool
+    change: str
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a rule finds in one problem."""
+
+    rule: str
+    text: str
+    change: str
+    gain_ms: float | None = None
+    is_measured: bool = False
+    workspace_bytes: int = 0  # what the change needs
+
+
+# Rules that a problem line alone tells, for a GPU.
+
+
+def _half_in_nchw(info: dict[str, Any], tf32: bool | None) -> Iterator[_Found]:
+    x = info["slots"].get("x")
+    if info["family"] != "conv" or info["dtype"] not in _HALF or x is None:
+        return
+    pixels = math.prod(x["sizes"][2:])
+    if x["sizes"][1] > 1 and pixels > 1 and x["strides"][1] != 1:
+        yield _Found(
+            "layout",
+            "Convolutions of half types lie in NCHW, for which tensor cores need copies.",
+            "model = model.to(memory_format=torch.channels_last)",
+        )
+
+
+def _odd_channels(info: dict[str, Any], tf32: bool | None) -> Iterator[_Found]:
+    if info["family"] != "conv" or info["dtype"] not in _HALF:
+        return
+    # Outputs, and inputs of a group. Few, such as those of an image, are padded by cuDNN.
+    counts = info["slots"]["w"]["sizes"][:2]
+    for count in sorted({c for c in counts if c > _MULTIPLE and c % _MULTIPLE}):
+        wanted = math.ceil(count / _MULTIPLE) * _MULTIPLE
+        yield _Found(
+            "channels",
+            f"{count} channels of a half type are no multiple of {_MULTIPLE}, which excludes "
+            "or slows down tensor cores.",
+            f"use {wanted} channels, the additional ones zero",
+        )
+
+
+def _tf32_off(info: dict[str, Any], tf32: bool | None) -> Iterator[_Found]:
+    if info["family"] in ("conv", "matmul", "rnn") and info["dtype"] == "f32" and tf32 is False:
+        yield _Found(
+            "tf32",
+            "TF32, which has 10 bits of mantissa, is off: float32 does not run on tensor cores.",
+            'torch_cudnn_ext.enable("allow_tf32=true")',
+        )
+
+
+_STATIC: tuple[Callable[[dict[str, Any], bool | None], Iterator[_Found]], ...] = (
+    _half_in_nchw,
+    _odd_channels,
+    _tf32_off,
+)
+
+
+def static_hints(problem: str, policy: str) -> Iterator[_Found]:
+    """What a problem line and a policy tell, for a GPU."""
+    info: Any = _C.problem_info(problem)
+    tf32 = _C.policy_fields(_C.policy_for(problem, policy), info["family"]).get("allow_tf32")
+    for rule in _STATIC:
+        yield from rule(info, None if tf32 is None else bool(tf32))
+
+
+# Rules that need measurements.
+
+
+def _cap(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:
+    best, capped = layer.best(), layer.best(cap)
+    if cap is None or best is None or capped is None or best is capped:
+        return
+    gain = (capped["median_ms"] or 0.0) - (best["median_ms"] or 0.0)
+    needed = best["workspace_bytes"]
+    if gain > _LEAST_GAIN * (capped["median_ms"] or 0.0) and needed is not None:
+        yield _Found(
+            "cap",
+            f"The workspace cap of {bytes_text(cap)} excludes the fastest algorithm.",
+            f'policy="max_workspace={math.ceil(needed / 2**20)}MiB"',
+            gain,
+            True,
+            needed,
+        )
+
+
+def _excluded_baseline(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:
+    plain, best = layer.pytorch, layer.best(cap)
+    if plain is None or best is None or plain["status"] != "excluded":
+        return
+    gain = (best["median_ms"] or 0.0) - (plain["median_ms"] or 0.0)
+    if gain > _LEAST_GAIN * (best["median_ms"] or 0.0):
+        reason = plain["reason"].removeprefix("baseline only: ")
+        yield _Found(
+            "constraint",
+            f"PyTorch's own kernel is faster and is not admitted: {reason}.",
+            "leave out the field of the policy that the reason names",
+            gain,
+            True,
+        )
+
+
+def _fallback(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:
+    current, best = layer.find(layer.current), layer.best(cap)
+    if current is None or best is None or "FALLBACK" not in current["source"]:
+        return
+    gain = (current["median_ms"] or 0.0) - (best["median_ms"] or 0.0)
+    if gain > _LEAST_GAIN * (current["median_ms"] or 0.0):
+        yield _Found(
+            "fallback",
+            "The policy runs an engine that cuDNN lists as a fallback.",
+            'torch_cudnn_ext.enable("autotune")',
+            gain,
+            True,
+        )
+
+
+def _host(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:
+    best = layer.best(cap)
+    if best is None or best["host_ms"] is None or best["median_ms"] is None:
+        return
+    gain = best["host_ms"] - best["median_ms"]
+    if gain > _LEAST_GAIN * best["host_ms"]:
+        yield _Found(
+            "host",
+            "The host takes longer to start the kernels than the GPU to run them.",
+            'torch_cudnn_ext.enable("autotune", replay="kernels")',
+            gain,
+            False,
+        )
+
+
+_MEASURED = (_cap, _excluded_baseline, _fallback, _host)
+
+
+def profile_hints(profile: Profile) -> list[Hint]:
+    """What costs time in the problems of a profile, most to gain first, then what has no number."""
+    cap = profile.settings.max_workspace_bytes
+    policy = profile.settings.measured_policy
+    found: list[tuple[str, int, _Found]] = []
+    for layer in profile.layers:
+        name = ", ".join(layer.names) or layer.problem
+        if not layer.device.startswith("cpu") or layer.listed_for is not None:
+            found += [(name, layer.count, one) for one in static_hints(layer.problem, policy)]
+        for rule in _MEASURED if layer.listed_for is None else ():
+            found += [(name, layer.count, one) for one in rule(layer, cap)]
+    return _joined(found)
+
+
+def call_hints(calls: Iterable[tuple[str, str, str]]) -> list[Hint]:
+    """What layer names, problem lines and policies tell of calls on a GPU."""
+    return _joined(
+        (name, 1, one) for name, line, policy in calls for one in static_hints(line, policy)
+    )
+
+
+def _joined(found: Iterable[tuple[str, int, _Found]]) -> list[Hint]:
+    """One hint for all that have the same text and change."""
+    groups: dict[tuple[str, str], list[tuple[str, int, _Found]]] = {}
+    for name, count, one in found:
+        key = one.rule, one.text
+        groups.setdefault(key, []).append((name, count, one))
+    hints = []
+    for group in groups.values():
+        gains = [count * one.gain_ms for _, count, one in group if one.gain_ms is not None]
+        # Each layer may need another workspace; the largest serves all.
+        widest = max((one for _, _, one in group), key=lambda one: one.workspace_bytes)
+        names = tuple(dict.fromkeys(name for name, _, _ in group))
+        gain = sum(gains) if gains else None
+        hints.append(Hint(widest.rule, widest.text, names, gain, widest.is_measured, widest.change))
+    return sorted(hints, key=lambda hint: -(hint.gain_ms or 0.0))
+
+
+_COLUMNS = (
+    Column("rule", whole=True),
+    Column("what costs time"),
+    Column("saves ms", right=True),
+    Column("layers"),
+    Column("change"),
+)
+
+
+def hints_table(hints: Iterable[Hint]) -> Table:
+    """Hints as cells."""
+    rows = [[hint.rule, hint.text, _gain(hint), _layers(hint), hint.change] for hint in hints]
+    return Table("What costs time", _COLUMNS, rows)
+
+
+def _gain(hint: Hint) -> str:
+    if hint.gain_ms is None:
+        return "not measured"
+    return milliseconds(hint.gain_ms) + ("" if hint.is_measured else " (estimate)")
+
+
+def _layers(hint: Hint) -> str:
+    more = len(hint.layers) - _MOST_NAMES
+    shown = "; ".join(hint.layers[:_MOST_NAMES])
+    return f"{shown} and {plural(more, 'other problem')}" if more > 0 else shown
