@@ -153,20 +153,21 @@ class Bench(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Tune(Command):
-    """Measure ahead of use, and keep the rankings in a file for `tuning.import_table`.
+    """Measure ahead of use, and keep the rankings in the tuning store.
 
     A network runs once on the device. Its problems are those of a training step under
     enable("autotune"), calls by function too. With --passes fwd it infers; other passes keep the
     problems of these passes alone.
     """
 
-    table: Annotated[
-        str,
-        typer.Option("--table", help="A file of the tuning table, to begin with and to add to."),
-    ]
     source: options.Source
     tensors: options.Tensors
     device: options.Device = None
+    table: str | None = option(
+        None,
+        "--table",
+        "Also a file of the tuning table, to begin with and to add to, for `tuning.import_table`.",
+    )
     constraints: options.Constraints
     shard_text: options.Shard = None
     search: options.Search

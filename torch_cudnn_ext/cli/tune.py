@@ -42,7 +42,9 @@ def tune_command(context: typer.Context, given: Tune) -> None:
     with checks.errors_of("--policy"):
         check_constraints_alone(text)
     lines = [layer.problem for layer in workload.only_shard(work.layers, given.shard_text)]
-    running.merge_file(table)
+    place_kept = _place_kept(table)
+    if table is not None:
+        running.merge_file(table)
     rows = partial(_C.tuned, device=place, policy=text, time_budget_s=settings.time_budget_s)
     left = [line for line in lines if rows(line) is None]
     known = len(lines) - len(left)
@@ -65,9 +67,10 @@ def tune_command(context: typer.Context, given: Tune) -> None:
         rankings = [(line, rows(line)) for line in lines]
         records = [{"problem": line, **ranking[0]} for line, ranking in rankings if ranking]
         fields, data = ("problem", *MEASUREMENT_FIELDS), {"best": records}
-        title, footer = f"tuned on {place}", _footer(table, len(lines), known, len(records))
+        title, footer = f"tuned on {place}", _footer(place_kept, len(lines), known, len(records))
         try:
-            tuning.merge_table(table)
+            if table is not None:
+                tuning.merge_table(table)
         finally:
             running.print_output(
                 formatted(given.format.value, data, title, _COLUMNS, records, fields, footer)
@@ -75,9 +78,19 @@ def tune_command(context: typer.Context, given: Tune) -> None:
     running.finish(end, len(records), len(lines))
 
 
-def _footer(table: str, asked: int, known: int, kept: int) -> str:
-    """How many of the problems the file holds."""
-    text = f"{known} of {asked} problems were in {table} before. " if known else ""
+def _place_kept(table: str | None) -> str:
+    """The file of ``--table``, or the folder of the store; BadParameter if there is neither."""
+    kept = table or tuning.store_path()
+    if kept is None:
+        raise typer.BadParameter(
+            "--table: not given, and the tuning store is off, wanted one of them"
+        )
+    return str(kept)
+
+
+def _footer(place_kept: str, asked: int, known: int, kept: int) -> str:
+    """How many of the problems were kept before, and are now."""
+    text = f"{known} of {asked} problems were in {place_kept} before. " if known else ""
     text += f"{kept} of {asked} are kept"
     if kept < asked:
         text += "; the next call measures the others, which were too noisy or not reached"
