@@ -93,12 +93,12 @@ def key_of(device: str, problem: str, constraints: str) -> Key:
 
 def now_text() -> str:
     """The present time, as a row has it."""
-    return _time_text(datetime.now(UTC))
+    return time_text(datetime.now(UTC))
 
 
 def latest_text() -> bytes:
     """The largest time that a row may have: clocks of machines differ, by less than a day."""
-    return _time_text(datetime.now(UTC) + timedelta(days=1)).encode()
+    return time_text(datetime.now(UTC) + timedelta(days=1)).encode()
 
 
 def software_of(device: str) -> str:
@@ -203,7 +203,8 @@ def _other_format(number: bytes) -> OtherFormatError:
     return OtherFormatError(f"the row has format {got}, this version reads format {FORMAT}")
 
 
-def _time_text(time: datetime) -> str:
+def time_text(time: datetime) -> str:
+    """A time of UTC, as a row has it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
