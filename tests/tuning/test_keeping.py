@@ -1,9 +1,11 @@
 """The tuning store of a process: what is tuned is found again by the next one."""
 
 import dataclasses
+import errno
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from helpers import LINE, OTHER, PROBLEM
 from store_helpers import H200, WHEN, entry, fields_of, measurement, read_all, summed
 
 from torch_cudnn_ext import _C, knobs, ops, tuning
-from torch_cudnn_ext.tuning import keeping, store_rows
+from torch_cudnn_ext.tuning import keeping, store_files, store_rows
 from torch_cudnn_ext.tuning.store_files import SegmentWriter, folder_name, segments
 from torch_cudnn_ext.tuning.store_rows import row_line
 
@@ -249,6 +251,51 @@ def test_a_poisoned_row_is_never_chosen(store: Path, fields: dict[str, Any]) -> 
     assert decided() == (algorithm, "cached")  # the newer row holds
 
 
+_ODD = (
+    "", "x", "aten:default", "graph:eng99999", "graph:eng0/k2=9999999999", "legacy:fft/math=magic",
+    None, True, [], {}, 0, -1, 2**63, 2**64, 1e308, -0.0, math.nan, math.inf, ["tf32"], "ok",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_odd_rows_with_right_checksums_crash_nothing(store: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    path = put(store, winner())
+    listed = {row["algorithm"] for row in _C.candidates(SOFTMAX, "cpu") if row["status"] == "ok"}
+    served = 0
+    for _ in range(150):
+        row = fields_of(winner())
+        for _ in range(draw.randint(1, 3)):
+            holder = draw.choice([row, *row["measurements"], *row["measurements"]])
+            name = draw.choice([*holder])
+            if name != "measurements":
+                holder[name] = draw.choice(_ODD)
+        path.write_bytes(summed(row))
+        forget()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            known = keeping._find(SOFTMAX, HERE, "")
+            if known is not None and any(one["algorithm"] in listed for one in known[0]):
+                served += 1
+                assert decided()[0] in listed
+    assert served
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_row_that_cannot_be_written_is_one_line(
+    store: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fails(*_: Any) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(store_files.os, "write", fails)
+    wanted = f"tuning store: cannot write to {store}: {os.strerror(code)}; this process goes on"
+    with pytest.warns(UserWarning, match=wanted) as told:
+        for _ in range(2):
+            tuning.tune(SOFTMAX, device="cpu", time_budget_s=0.05)
+    assert len(told) == 1 and decided()[1] == "cached"
+
+
 def test_an_older_row_serves_if_the_newest_is_impossible(store: Path) -> None:
     row = fields_of(winner(when="2026-11-28T13:00:00.000000Z"))
     row["measurements"][0]["median_ms"] = -1.0
@@ -393,7 +440,7 @@ def test_a_large_store_is_read_quickly(store: Path, rows: int) -> None:
     ]
     put(store, winner()).write_bytes(winner() + b"".join(lines))
     least = math.inf
-    for _ in range(3):
+    for _ in range(4):
         forget()
         start = time.perf_counter()
         assert _C.tuned(SOFTMAX, "cpu") is not None

@@ -8,6 +8,7 @@ import zlib
 from typing import Any
 
 import pytest
+from helpers import LINE
 from hypothesis import given
 from hypothesis import strategies as st
 from store_helpers import H200, WHEN, entry, fields_of, measurement, summed
@@ -110,6 +111,8 @@ def poisoned(**fields: Any) -> dict[str, Any]:
         ({**poisoned(), "problem": "nonsense"}, "nonsense"),
         ({**poisoned(), "constraints": "fwd=cpu:fft"}, "selection"),
         ({**poisoned(), "when": "yesterday"}, "when: got 'yesterday'"),
+        ({**poisoned(), "software": 3}, "software: got 3"),
+        ({**poisoned(), "problem": f" {LINE}"}, "not canonical"),
         ({**poisoned(), "measurements": []}, "measurements is"),
         ({**poisoned(), "measurements": [measurement(), measurement()]}, "several"),
         ({name: value for name, value in poisoned().items() if name != "device"}, "no device"),
@@ -118,6 +121,17 @@ def poisoned(**fields: Any) -> dict[str, Any]:
 def test_impossible_rows_are_refused(fields: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ValueError, match=wanted):
         parse_row(summed(fields).rstrip())
+
+
+@pytest.mark.parametrize(
+    "again", [b'"when": 5', b'"software": 5', b'"problem": "p"', b'"device": ""']
+)
+def test_a_field_that_occurs_twice_is_refused(again: bytes) -> None:
+    body = row_line(entry(), WHEN).rstrip()[20:-1] + b", " + again + b"}"
+    line = b'{"sum": "%08x", %s' % (zlib.crc32(body), body)
+    head_of(line, LATEST)
+    with pytest.raises(ValueError):
+        parse_row(line)
 
 
 def test_a_row_of_a_time_to_come_does_not_hold() -> None:

@@ -76,16 +76,17 @@ def _by_key(root: Path) -> dict[tuple[str, str, str], Row]:
 
 def _difference(first: Row, second: Row) -> Difference | None:
     """How two rows about the same differ; ``None`` if they decide alike."""
-    rows = [{m["algorithm"]: m for m in _timed(row)} for row in (first, second)]
+    rows = [{m["algorithm"]: m for m in timed(row)} for row in (first, second)]
     names = [next(iter(timed), "") for timed in rows]
     if names[0] == names[1]:
         return None
     pairs = [(timed.get(names[0]), timed.get(names[1])) for timed in rows]
-    ratios = [_ms(a) / _ms(b) if a and b and _ms(b) > 0 else None for a, b in pairs]
-    beyond = any(a and b and _is_beyond_noise(a, b) for a, b in pairs)
+    ratios = [cost_ms(a) / cost_ms(b) if a and b and cost_ms(b) > 0 else None for a, b in pairs]
+    beyond = any(a and b and is_beyond_noise(a, b) for a, b in pairs)
     entry = first.entry
     chosen = [
-        (name, _ms(timed[name]) if name else 0.0) for name, timed in zip(names, rows, strict=True)
+        (name, cost_ms(timed[name]) if name else 0.0)
+        for name, timed in zip(names, rows, strict=True)
     ]
     return Difference(
         entry["problem"], entry["device"], entry["constraints"], chosen[0], chosen[1],
@@ -93,15 +94,17 @@ def _difference(first: Row, second: Row) -> Difference | None:
     )  # fmt: skip
 
 
-def _timed(row: Row) -> list[Measurement]:
+def timed(row: Row) -> list[Measurement]:
+    """The measurements of the algorithms that ran and are right, the best first."""
     return [m for m in row.entry["measurements"] if m["status"] == "ok"]
 
 
-def _ms(measured: Measurement) -> float:
+def cost_ms(measured: Measurement) -> float:
     """The time that counts if nothing else is preferred."""
     return max(measured["median_ms"] or 0.0, measured["host_ms"] or 0.0)
 
 
-def _is_beyond_noise(one: Measurement, other: Measurement) -> bool:
+def is_beyond_noise(one: Measurement, other: Measurement) -> bool:
+    """Whether two times differ by more than both spreads."""
     noise = (one["spread_ms"] or 0.0) + (other["spread_ms"] or 0.0)
-    return abs(_ms(one) - _ms(other)) > noise
+    return abs(cost_ms(one) - cost_ms(other)) > noise

@@ -157,10 +157,16 @@ def parse_row(line: bytes) -> Row:
     if missing := [name for name in _FIELDS if name not in fields]:
         raise ValueError(f"got no {', '.join(missing)}, wanted a row")
     when, software = fields["when"], fields["software"]
-    if when and not _WHEN.fullmatch(when):
+    if not isinstance(when, str) or (when and not _WHEN.fullmatch(when)):
         raise ValueError(f"when: got {when!r:.60}, wanted a time such as {now_text()}")
+    if not isinstance(software, str):
+        raise ValueError(f"software: got {software!r:.60}, wanted a text")
     names = ("problem", "device", "constraints", "measurements")
     entry = check_entry({name: fields[name] for name in names})
+    found = _HEAD.match(line)
+    key = key_of(entry["device"], entry["problem"], entry["constraints"])
+    if found is None or key != (found[4], found[6], found[7]):
+        raise ValueError("got texts that are not canonical, or fields twice, wanted a row")
     for row in entry["measurements"]:
         for name in ("median_ms", "spread_ms", "host_ms", "build_ms"):
             value: Any = row.get(name)
