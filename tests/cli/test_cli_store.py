@@ -106,6 +106,20 @@ def test_stores_are_compared(capsys: Capture, store: Path, tmp_path: Path) -> No
     assert found["different"][0]["ratios"] == [None, 3.0]
 
 
+def test_drift_is_found(capsys: Capture, store: Path) -> None:
+    assert "0 problems of" in said(capsys, 0, "drift", "--device", "cpu")
+    softmax = "softmax_fwd x=f32[4,64,1]:nchw log=false"
+    for algorithm, problem in (("cpu:nothing", LINE), ("aten:default", softmax)):
+        row = entry(problem, None, "", measurement(algorithm, 1000.0))
+        SegmentWriter(store).append(row["device"], row_line(row, WHEN, "torch 2"))
+    text = said(capsys, 1, "drift", "--device", "cpu")
+    assert "2 problems of" in text and "1 gone" in text and "1 faster" in text
+    assert "1 faster." in said(capsys, 0, "drift", "--device", "cpu", "--containing", "softmax")
+    assert main(["store", "drift", "--device", "cpu", "--format", "json"]) == 1
+    verdicts = [one["verdict"] for one in json.loads(capsys.readouterr().out)["drift"]]
+    assert verdicts == ["gone", "faster"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
@@ -121,6 +135,9 @@ def test_stores_are_compared(capsys: Capture, store: Path, tmp_path: Path) -> No
         ("diff a", "diff: got ['a'], wanted two stores"),
         ("diff a b", "diff: got 'a', wanted the folder of a store"),
         ("diff a b --store c", "--store: given with diff"),
+        ("ls --device cpu", "--device: got 'cpu' with ls"),
+        ("drift --device gpu", "--device: got 'gpu', wanted 'cpu', 'cuda'"),
+        ("drift --tolerance 0", "--tolerance: got '0', wanted a whole number, 1 or more"),
         ("ls --store nowhere", "--store: got 'nowhere', wanted the folder of a store"),
     ],
 )

@@ -10,7 +10,7 @@ import typer
 
 from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._commands.options import Command, count, option
-from torch_cudnn_ext._defaults import VERIFY_TIME_LIMIT_S
+from torch_cudnn_ext._defaults import DRIFT_TOLERANCE, VERIFY_TIME_LIMIT_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +321,7 @@ class Action(Enum):
     prune = "prune"
     compact = "compact"
     diff = "diff"
+    drift = "drift"
 
 
 # The options and arguments that each action takes, in addition to --store.
@@ -333,6 +334,7 @@ _OF_ACTION = {
     Action.prune: "older_than containing dry_run",
     Action.compact: "dry_run",
     Action.diff: "arguments format",
+    Action.drift: "containing device tolerance format",
 }
 
 
@@ -351,6 +353,9 @@ class Store(Command):
 
     diff A B: the problems for which two stores decide differently; exit code 1 if there is one, or
     if one store lacks a problem.
+
+    drift: time the winner of each problem again, with the runner-up and PyTorch's own kernel; exit
+    code 1 if a winner is gone, wrong, slower, or no longer the fastest of these.
     """
 
     action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)]
@@ -373,15 +378,24 @@ class Store(Command):
     containing: str | None = option(
         None,
         "--containing",
-        "For prune: rows whose device, software or problem has this text in it.",
+        "For prune and drift: only rows whose device, software or problem has this text in it.",
     )
     dry_run: bool = option(False, "--dry-run", "For prune and compact: only count.")
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="For drift; by default the GPU if there is one."),
+    ] = None
+    tolerance: Annotated[
+        int,
+        count("--tolerance", 1, "For drift: by how many percent a time may differ from the row's."),
+    ] = DRIFT_TOLERANCE
     format: options.FormatOption = options.Format.table
 
     def check(self, context: typer.Context) -> None:
         """Raise BadParameter for options that do not go together."""
         name, given = self.action.value, self.arguments or []
-        for other in ("arguments", "older_than", "containing", "dry_run", "format"):
+        taken = "arguments older_than containing dry_run device tolerance format"
+        for other in taken.split():
             if other not in _OF_ACTION[self.action].split():
                 options.forbid(context, other, f"{name}, which does not take it")
         if self.action is Action.show and len(given) > 1:

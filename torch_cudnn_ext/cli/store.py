@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -22,12 +23,14 @@ from torch_cudnn_ext.analysis.tables import (
     milliseconds,
     plural,
 )
-from torch_cudnn_ext.cli import running
+from torch_cudnn_ext.cli import checks, running
 from torch_cudnn_ext.tuning import store_upkeep
 from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.store_diff import Difference, StoreDiff, diff
+from torch_cudnn_ext.tuning.store_drift import FAULTS, Drift, drift, rows_to_time
 from torch_cudnn_ext.tuning.store_rows import Head, Row, time_text
 
+_CPU_BUDGET_S = 2.0  # for a problem, as of tune
 _MOST_LINES = 20  # of damaged lines and missing problems that are printed
 
 
@@ -205,6 +208,47 @@ def _summary(found: StoreDiff) -> str:
     )
 
 
+def _drift(given: Store, root: Path) -> None:
+    device = checks.place_of(given.device)
+    rows = rows_to_time(store_upkeep.holding_rows(root, given.containing or ""), device)
+    budget_s = _CPU_BUDGET_S if device == "cpu" else 0.0
+    with running.ProgressBar() as bar:
+        drifts = drift(
+            rows,
+            device,
+            tolerance=given.tolerance / 100,
+            time_budget_s=budget_s,
+            progress=bar,
+        )
+        found, end = running.collect(drifts)
+    columns = [
+        Column("problem", lambda r: r["problem"]),
+        ALGORITHM,
+        Column("verdict", lambda r: r["verdict"]),
+        Column("was ms", lambda r: milliseconds(r["was_ms"]), True),
+        Column("now ms", lambda r: milliseconds(r["now_ms"]), True),
+        Column("reason", lambda r: r["reason"]),
+        Column("device", lambda r: r["device"]),
+        Column("constraints", lambda r: r["constraints"]),
+    ]
+    records = [asdict(one) for one in found]
+    shown = [record for record in records if record["verdict"] != "same"]
+    counts = Counter(one.verdict for one in found)
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    footer = f"{plural(len(found), 'problem')} of {root} on {device}: {words or 'none'}."
+    data = {"path": str(root), "device": device, "drift": records}
+    if given.format.value == "csv":
+        shown = records
+    running.print_output(
+        formatted(
+            given.format.value, data, "drift", columns, shown, [*Drift.__dataclass_fields__], footer
+        )
+    )  # fmt: skip
+    running.finish(end, len(found), len(rows))
+    if any(one.verdict in FAULTS for one in found):
+        raise typer.Exit(1)
+
+
 def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
@@ -222,4 +266,5 @@ _RUN: dict[Action, Callable[[Store, Path], None]] = {
     Action.verify: _verify,
     Action.prune: _prune,
     Action.compact: _compact,
+    Action.drift: _drift,
 }

@@ -76,12 +76,17 @@ def summaries(root: Path) -> list[FolderSummary]:
 
 
 def holding_rows(root: Path, containing: str = "") -> list[Row]:
-    """The rows of a store that hold, of devices and problems with a text in them.
+    """The rows of a store that hold, of devices, software and problems with a text in them.
 
     What is damaged or impossible is left out; `verify` tells of it. Raises OSError.
     """
     rows = [row for folder in _all_folders(root) for row in _rows_at(_holding(folder))]
-    return [row for row in rows if containing in row.entry["problem"] + row.entry["device"]]
+    return [
+        row
+        for row in rows
+        if any(containing in text for text in (row.entry["problem"], row.entry["device"]))
+        or containing in row.software
+    ]
 
 
 def verify(root: Path) -> tuple[int, list[Damage]]:
