@@ -47,6 +47,11 @@ def test_tune_keeps_rankings_in_the_store(capsys: Capture, tmp_path: Path) -> No
         capsys.readouterr().out.split()
     )
     assert _C.decide(PROBLEM, "cpu", "autotune")["algorithm"] == best["algorithm"]
+    tuning.reset()
+    before = tuning.statistics().measured
+    table = tmp_path / "table.jsonl"
+    assert main([*command, "--table", str(table)]) == 0
+    assert tuning.statistics().measured == before and table.read_text().count("\n") == 1
 
 
 def test_tune_of_a_network_takes_what_enable_meets(

@@ -391,6 +391,21 @@ def test_which_rows_serve(store: Path, device: str, match: str, served: bool, re
         assert why == "tuned" and counted["missed"] == {reason: 1}
 
 
+def test_rows_of_another_cudnn_serve_if_they_are_asked_for(store: Path) -> None:
+    newer = H200.replace("91900", "92000")
+    put(store, row_line(entry(LINE, H200, CONV), WHEN), device=H200)
+    before = tuning.statistics()
+    assert keeping._find(LINE, newer, CONV) is None
+    assert changes(before)["missed"] == {"other cuDNN": 1}
+    assert keeping._find(OTHER, newer, CONV) is None
+    assert changes(before)["missed"] == {"other cuDNN": 1, "nothing known": 1}
+    knobs.store_match = "same_gpu"
+    known = keeping._find(LINE, newer, CONV)
+    assert known is not None and known[1] == H200
+    assert keeping._find(LINE, H200.replace("132sm", "78sm"), CONV) is None
+    assert changes(before)["missed"]["other device"] == 1
+
+
 def test_a_strict_match_takes_what_the_same_software_measured(store: Path) -> None:
     row = entry(SOFTMAX, None, "", measurement("cpu:online", 0.5), measurement())
     put(store, row_line(row, WHEN, store_rows.software_of(HERE)))

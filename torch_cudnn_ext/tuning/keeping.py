@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext._files import STORE_VARIABLE, cache_folder
+from torch_cudnn_ext._torch_internals import disable_dynamo
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.tuning.statistics import count, count_missed
 from torch_cudnn_ext.tuning.store_files import (
@@ -219,6 +220,7 @@ def _current() -> _Store:
     return _store
 
 
+@disable_dynamo("the tuning store is read")
 def _find(problem: str, device: str, constraints: str) -> tuple[list[Measurement], str] | None:
     """What C++ asks for; the second value is as in `_Store.find`."""
     if device.startswith("target:"):
@@ -227,6 +229,7 @@ def _find(problem: str, device: str, constraints: str) -> tuple[list[Measurement
         return _current().find(Question(problem, device, constraints))
 
 
+@disable_dynamo("the tuning store is written")
 def _add(entry: TableEntry) -> None:
     """What C++ calls when a problem was measured."""
     with _lock:
@@ -246,7 +249,7 @@ def _row_at(place: Place) -> Row | None:
     """The row at a place; ``None``, with a warning, if it is impossible."""
     try:
         return parse_row(place.read())
-    except FileNotFoundError:  # it was compacted since
+    except FileNotFoundError:  # it was compacted since: the newest rows are read next
         return None
     except OSError as error:
         _warn_unusable(place.path, f"cannot read {place.path}", error)
