@@ -90,6 +90,7 @@ def test_a_store_is_compacted_and_pruned(capsys: Capture, store: Path) -> None:
     assert len(read_all(store)[0]) == 2
     assert "2 of 2 rows" in said(capsys, 0, "prune", "--containing", "A100")
     assert "1 of 2 rows" in said(capsys, 0, "prune", "--containing", "pad=0", "--dry-run")
+    assert "2 of 2 rows" in said(capsys, 0, "prune", "--containing", 'ü"')
     assert "1 of 2 rows" in said(capsys, 0, "prune", "--older-than", "1000")
     assert "0 of 1 row " in said(capsys, 0, "prune", "--containing", "H200")
 
@@ -132,6 +133,7 @@ def test_drift_is_found(capsys: Capture, store: Path) -> None:
         ("verify --format json", "--format: got 'json' with verify"),
         ("prune", "prune: wanted --older-than or --containing"),
         ("prune --older-than 0", "--older-than: got '0', wanted a whole number, 1 or more"),
+        ("prune --older-than 99999999", "--older-than: got 99999999, wanted at most 36500 days"),
         ("diff a", "diff: got ['a'], wanted two stores"),
         ("diff a b", "diff: got 'a', wanted the folder of a store"),
         ("diff a b --store c", "--store: given with diff"),

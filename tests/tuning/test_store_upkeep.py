@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,7 @@ for number in range(int(sys.argv[3])):
 
 def test_writers_lose_no_row_while_others_compact(tmp_path: Path) -> None:
     path = os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])
-    count, root = 300, tmp_path / "s"
+    count, root = 100, tmp_path / "s"
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", _WRITER, root, H200, str(count)],
@@ -140,9 +141,15 @@ def test_writers_lose_no_row_while_others_compact(tmp_path: Path) -> None:
     ]
     for writer in writers:
         assert writer.stdout is not None and writer.stdout.readline() == b"begun\n"
-    while any(writer.poll() is None for writer in writers):
-        compact(root)
-        time.sleep(random.uniform(0, 0.005))
+
+    def compacts() -> None:
+        while any(writer.poll() is None for writer in writers):
+            compact(root)
+            time.sleep(random.uniform(0, 0.005))
+
+    with ThreadPoolExecutor() as threads:
+        for future in [threads.submit(compacts) for _ in range(2)]:
+            future.result()
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     for writer in writers:
         writer.communicate()

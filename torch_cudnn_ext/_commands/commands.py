@@ -324,6 +324,7 @@ class Action(Enum):
     drift = "drift"
 
 
+_MOST_DAYS = 36500
 # The options and arguments that each action takes, in addition to --store.
 _OF_ACTION = {
     Action.path: "",
@@ -373,7 +374,12 @@ class Store(Command):
         None, "--store", "Another folder than that of knobs.store and TORCH_CUDNN_EXT_STORE."
     )
     older_than: Annotated[
-        int | None, count("--older-than", 1, "For prune: rows measured more than N days ago.")
+        int | None,
+        count(
+            "--older-than",
+            1,
+            "For prune: rows measured more than N days ago, or at an unknown time.",
+        ),
     ] = None
     containing: str | None = option(
         None,
@@ -408,6 +414,10 @@ class Store(Command):
             raise typer.BadParameter("--store: given with diff, which takes two stores")
         if self.action is Action.prune and self.older_than is None and not self.containing:
             raise typer.BadParameter("prune: wanted --older-than or --containing")
+        if self.older_than is not None and self.older_than > _MOST_DAYS:
+            raise typer.BadParameter(
+                f"--older-than: got {self.older_than}, wanted at most {_MOST_DAYS} days"
+            )
 
 
 COMMANDS: dict[str, type[Command]] = {

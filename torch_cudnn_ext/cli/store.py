@@ -28,7 +28,7 @@ from torch_cudnn_ext.tuning import store_upkeep
 from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.store_diff import Difference, StoreDiff, diff
 from torch_cudnn_ext.tuning.store_drift import FAULTS, Drift, drift, rows_to_time
-from torch_cudnn_ext.tuning.store_rows import Head, Row, time_text
+from torch_cudnn_ext.tuning.store_rows import Head, Row, quoted, time_text
 
 _CPU_BUDGET_S = 2.0  # for a problem, as of tune
 _MOST_LINES = 20  # of damaged lines and missing problems that are printed
@@ -148,7 +148,7 @@ def _finish_lines(lines: list[str], what: str) -> None:
 
 
 def _prune(given: Store, root: Path) -> None:
-    oldest = ""
+    oldest, wanted = "", quoted(given.containing or "")[1:-1]
     if given.older_than is not None:
         oldest = time_text(datetime.now(UTC) - timedelta(days=given.older_than))
 
@@ -156,7 +156,7 @@ def _prune(given: Store, root: Path) -> None:
         """Whether a row is as old as asked for, and has the text."""
         is_old = given.older_than is None or head.when.decode() < oldest
         texts = (head.device, head.software, head.problem)
-        return is_old and any((given.containing or "").encode() in text for text in texts)
+        return is_old and any(wanted in text for text in texts)
 
     _compacted(given, root, lambda head: not is_dropped(head))
 

@@ -98,8 +98,10 @@ def verify(root: Path) -> tuple[int, list[Damage]]:
             try:
                 parse_row(place.read())
                 good += 1
+            except FileNotFoundError:  # compacted just now
+                continue
             except (ValueError, RuntimeError) as error:
-                data = place.path.read_bytes()[: place.offset]
+                data = _data(place.path)[: place.offset]
                 bad.append(Damage(place.path, data.count(b"\n") + 1, DamagedRowError(str(error))))
     return good, sorted(bad, key=lambda one: one[:2])
 
@@ -223,13 +225,17 @@ def compact(
 def _compact_folder(
     folder: Path, paths: list[Path], keeps: Callable[[Head], bool], dry_run: bool
 ) -> Compacted:
-    """Compact segments that no process writes to any more."""
+    """Compact segments that no process writes to any more.
+
+    If another process compacts the folder too, it reads some of them as well. Its file has their
+    rows when they are gone.
+    """
     best: dict[Key, tuple[Head, bytes]] = {}
     others: list[bytes] = []
     rows = damaged = 0
     latest = latest_text()
     for path in paths:
-        for line in filter(None, path.read_bytes().split(b"\n")[:-1]):
+        for line in filter(None, _data(path).split(b"\n")[:-1]):
             try:
                 head = head_of(line, latest)
             except OtherFormatError:
@@ -257,6 +263,14 @@ def _compact_folder(
 # Reading.
 
 
+def _data(path: Path) -> bytes:
+    """What is in a file; nothing if it was compacted just now."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
 def _all_folders(root: Path) -> Iterator[FolderRows]:
     for folder in device_folders(root):
         rows = FolderRows(folder)
@@ -277,5 +291,5 @@ def _rows_at(places: Iterable[Place]) -> Iterator[Row]:
     for place in places:
         try:
             yield parse_row(place.read())
-        except (ValueError, RuntimeError):
+        except (ValueError, RuntimeError, FileNotFoundError):
             continue
