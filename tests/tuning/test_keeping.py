@@ -21,7 +21,12 @@ from store_helpers import H200, WHEN, entry, fields_of, measurement, read_all, s
 
 from torch_cudnn_ext import _C, knobs, ops, tuning
 from torch_cudnn_ext.tuning import keeping, store_files, store_rows
-from torch_cudnn_ext.tuning.store_files import SegmentWriter, folder_name, segments
+from torch_cudnn_ext.tuning.store_files import (
+    SegmentWriter,
+    device_folders,
+    folder_name,
+    segments,
+)
 from torch_cudnn_ext.tuning.store_rows import row_line
 
 HERE = _C.device_fingerprint("cpu")
@@ -123,6 +128,39 @@ def test_a_second_process_measures_nothing_and_decides_the_same(tmp_path: Path) 
     assert measured == kept == sum(missed.values()) > 3 and runs > 3 * measured and found == 0
     again = run_process(_PROCESS, tmp_path / "s")
     assert again == [chosen, 0, 0, measured, 0, {}]
+
+
+_THREADS = """
+import json, os, threading, torch
+from torch_cudnn_ext import _C, ops, tuning
+
+_C.ignore_other_work(True)
+
+def work():
+    for size in range(5, 9):
+        x = torch.randn(2, size, requires_grad=True)
+        ops.softmax(x, 1, policy="autotune").sum().backward()
+
+threads = [threading.Thread(target=work) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+if (child := os.fork()) == 0:
+    ops.softmax(torch.randn(3, 3), 1, policy="autotune")
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(json.dumps([tuning.statistics().measured, tuning.statistics().kept]))
+"""
+
+
+def test_threads_and_forked_processes_write_whole_rows(tmp_path: Path) -> None:
+    assert run_process(_THREADS, tmp_path, OMP_NUM_THREADS="1") == [8, 8]
+    lines, damage = read_all(tmp_path)
+    assert len(lines) == 9 and not damage
+    (folder,) = device_folders(tmp_path)
+    assert len(segments(folder)) == 2
+    assert run_process(_THREADS, tmp_path, OMP_NUM_THREADS="1") == [0, 0]
 
 
 def test_what_calls_and_tune_measure_is_kept(store: Path) -> None:
