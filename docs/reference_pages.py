@@ -126,7 +126,7 @@ def settings() -> str:
     described = arguments_of(policy.Policy.__doc__ or "")
     of_knobs = knob_descriptions()
     rows = [setting_row(name, wanted, described[name]) for name, (_, wanted) in CONSTRAINTS.items()]
-    for name in ("enabled", "isolate", "verbose", "reserve_workspace"):
+    for name in ("enabled", *knobs._OF_PROCESS):
         rows.append(setting_row(name, "No field of a policy.", of_knobs[name]))
     for name in filter(lambda one: one.endswith("_algo"), dir(knobs)):
         key = name.removesuffix("_algo")

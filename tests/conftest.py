@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudnn_ext import _C, _libraries, knobs, ops, profile
-from torch_cudnn_ext._files import ERRATA_VARIABLE
+from torch_cudnn_ext._files import ERRATA_VARIABLE, STORE_VARIABLE
 from torch_cudnn_ext.analysis.errata import version_number
 from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.tuning import local_errata
@@ -145,7 +145,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Neither what a machine remembers changes a test, nor whether its GPU was verified before.
-    os.environ[ERRATA_VARIABLE] = ""
+    os.environ[ERRATA_VARIABLE] = os.environ[STORE_VARIABLE] = ""
+    knobs._STORES["store"] = knobs._DEFAULTS["store"] = ""
+    knobs._environment.pop("store", None)
     local_errata.load()
     knobs._SWITCHES["isolate"] = knobs._DEFAULTS["isolate"] = "never"
     knobs.reset()
@@ -158,7 +160,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps every n-th test of each set of marks: neighbours take as long, and marks say how."""
+    """Keeps every n-th test of each set of marks: neighbours take as long, and marks say how.
+
+    Slow tests are skipped unless marks are selected.
+    """
+    for item in items:
+        if item.get_closest_marker("slow") is not None and not config.getoption("-m"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes, and -m slow was not given"))
     shard = config.getoption("--shard")
     if shard is None:
         return

@@ -45,7 +45,8 @@ class Decision(TypedDict):
     op: str  # "conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     problem: str
     algorithm: str
-    # "pinned", "pinned by ...", "tuned", "cached", "heuristic", "heuristic: <reason>",
+    # "pinned", "pinned by ...", "tuned", "cached", "cached: measured on <another device>",
+    # "heuristic", "heuristic: <reason>",
     # "coupled with its forward" or "fallback: <reason>"
     why: str
     workspace_bytes: int | None
@@ -400,7 +401,23 @@ def table_export() -> list[TableEntry]: ...
 def check_measurement(row: dict[str, Any]) -> None:
     """Raise ValueError if a field has a value that a measurement cannot have."""
 
-def table_import(entries: list[TableEntry]) -> int: ...
+def table_import(entries: list[TableEntry], measured: bool = False) -> int:
+    """Add entries; those that were measured for this process go to the tuning store, too."""
+
+def set_tuning_store(
+    find: Callable[[str, str, str], tuple[list[Measurement], str] | None] | None,
+    add: Callable[[TableEntry], None] | None,
+) -> None:
+    """Set the tuning store; ``None`` for both unsets it.
+
+    ``find`` takes the problem, the device's fingerprint and the constraints of a ranking that is
+    not in the table. Its second result is empty, or the device that the ranking is of instead.
+    ``add`` takes what was measured. Threads that Python does not know do without.
+    """
+
+def measure_counts() -> dict[str, int]:
+    """How many ``problems`` this process measured, and the ``timed_runs`` of their algorithms."""
+
 def table_clear() -> None: ...
 def plan_cache_info() -> dict[str, int]:
     """This thread's plan cache: "size", "capacity", "hits", "misses"."""

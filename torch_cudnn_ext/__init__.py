@@ -66,10 +66,12 @@ from torch_cudnn_ext.models.pins import Pins, apply_pins, clear_pins, pinned
 from torch_cudnn_ext.ops import last_decision
 from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.tuning import isolation as _isolation
+from torch_cudnn_ext.tuning import keeping as _keeping
 from torch_cudnn_ext.tuning import local_errata as _local_errata
 
 _local_errata.load()
 _isolation.install()
+_keeping.install()
 
 __all__ = [
     "OptimizationReport", "OptimizedModel", "Pins", "Policy", "UnverifiedVersionWarning",

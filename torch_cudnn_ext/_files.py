@@ -10,7 +10,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ERRATA_VARIABLE = "TORCH_CUDNN_EXT_ERRATA"  # the environment variable for the file of local errata
+STORE_VARIABLE = "TORCH_CUDNN_EXT_STORE"  # the same for the folder of the tuning store
 _OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # links to files that are open
+
+
+def cache_folder() -> Path | None:
+    """The user's folder for what this package keeps; ``None`` if there is no home folder.
+
+    It is ``torch_cudnn_ext`` in ``$XDG_CACHE_HOME``, which is ``~/.cache`` by default.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):  # the specification of XDG ignores such
+        home = os.path.expanduser("~")
+        if not os.path.isabs(home):
+            return None
+        cache = os.path.join(home, ".cache")
+    return Path(cache, "torch_cudnn_ext")
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:

@@ -20,6 +20,16 @@ Knobs of the first two groups are ``None`` if they are not set:
   when a call tunes. ``"always"`` is a process of its own, which a bad algorithm may cost instead of
   this one; the algorithm is then not tried again. ``"never"`` is this process. ``"auto"``, the
   default, isolates on a GPU that was not verified with the loaded cuDNN.
+- ``store``: the folder of the tuning store, which keeps what is tuned and gives it to later
+  processes. By default it is ``torch_cudnn_ext/tuning`` in the user's cache folder. The empty text
+  turns the store off.
+- ``store_shared``: a list of further stores, which are read after the first and never written. The
+  environment variable separates them by colons.
+- ``store_match``: which rows of the stores serve a device. ``"same_cudnn"``, the default: those of
+  the same GPU model, compute capability, number of multiprocessors and version of cuDNN; on a CPU
+  of the same model and number of threads. ``"strict"``: if also PyTorch, CUDA and the driver are
+  the same. ``"same_gpu"``: with any version of cuDNN, or number of threads. ``"any"``: of any GPU,
+  or CPU.
 - ``verbose``: print a line for every new decision, and for every candidate that is tuned.
 - ``reserve_workspace``: memory that each GPU reserves for the workspaces of cuDNN calls, so that a
   workspace does not depend on other allocations. The value is a number of bytes, or a text such as
@@ -51,8 +61,8 @@ import torch
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._commands.process import is_command_line
-from torch_cudnn_ext._defaults import ISOLATE
-from torch_cudnn_ext._files import ERRATA_VARIABLE
+from torch_cudnn_ext._defaults import ISOLATE, STORE_MATCHES
+from torch_cudnn_ext._files import ERRATA_VARIABLE, STORE_VARIABLE
 from torch_cudnn_ext._policy_text import (
     CONSTRAINTS,
     FALLING_BACK,
@@ -84,6 +94,9 @@ if TYPE_CHECKING:  # `_Knobs` implements the attributes
     compute: str | None
     enabled: str | bool
     isolate: str
+    store: str | os.PathLike[str] | None
+    store_shared: list[str]
+    store_match: str
     verbose: bool
     reserve_workspace: int | str
 
@@ -102,10 +115,11 @@ _ALGORITHMS = {  # knob -> operator family
 }
 _SWITCHES = {"verbose": False, "isolate": "auto"}  # and what they are if they are not set
 _RESERVE = "reserve_workspace"
-_OF_PROCESS = (*_SWITCHES, _RESERVE)  # no flag sets these
+_STORES: dict[str, Any] = {"store": None, "store_shared": [], "store_match": "same_cudnn"}
+_OF_PROCESS = (*_SWITCHES, *_STORES, _RESERVE)  # no flag sets these
 _NAMES = (*_ALGORITHMS, *CONSTRAINTS, "enabled", *_OF_PROCESS)
 _ALL_NAMES = "dir(torch_cudnn_ext.knobs)"
-_DEFAULTS = {"enabled": "auto", **_SWITCHES, _RESERVE: 0}
+_DEFAULTS: dict[str, Any] = {"enabled": "auto", **_SWITCHES, **_STORES, _RESERVE: 0}
 _ENABLED = {"auto": "", True: "backends=cudnn", False: "backends=aten,cpu"}
 _FLAG_WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -138,8 +152,8 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     """Set knobs for this thread, inside a ``with`` block; knobs not named stay as they are.
 
     Blocks may be nested: the inner one wins, except that the smallest ``max_workspace`` and a
-    demand for determinism hold. ``isolate``, ``verbose`` and ``reserve_workspace`` are
-    process-wide and cannot be set here.
+    demand for determinism hold. ``isolate``, ``verbose``, ``reserve_workspace`` and those of the
+    store are process-wide and cannot be set here.
 
     A backward obeys the flags of its forward. It obeys a flag around ``backward()`` only if that
     one is stricter. What a checkpoint recomputes there obeys all flags around ``backward()``.
@@ -217,6 +231,8 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
         _reserved_bytes(value, label)
     elif name == "isolate":
         check_isolate(label, value)
+    elif name in _STORES:
+        return _checked_store(name, value, label)
     elif name == "enabled":
         if not isinstance(value, bool | str):
             raise TypeError(f"{label}: got {value!r}, wanted 'auto', True or False")
@@ -225,6 +241,30 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
     elif not isinstance(value, bool):
         raise TypeError(f"{label}: got {value!r}, wanted True or False")
     return [*value] if isinstance(value, list) else value
+
+
+def _checked_store(name: str, value: object, label: str) -> object:
+    """The value of a knob of the tuning store, with absolute paths.
+
+    Raises:
+        TypeError: It has none of the types that the knob takes.
+        ValueError: It is not in `STORE_MATCHES`.
+    """
+    if name == "store_match":
+        if value not in STORE_MATCHES:
+            wanted = ", ".join(map(repr, STORE_MATCHES))
+            raise ValueError(f"{label}: got {value!r}, wanted one of {wanted}")
+        return value
+    if name == "store":
+        if not isinstance(value, str | os.PathLike):
+            kind = type(value).__name__
+            raise TypeError(f"{label}: got {value!r} ({kind}), wanted a folder, or '' for no store")
+        return os.path.abspath(value) if os.fspath(value) else ""
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(one, str | os.PathLike) and os.fspath(one) for one in value
+    ):
+        raise TypeError(f"{label}: got {value!r}, wanted a list of folders")
+    return [os.path.abspath(one) for one in value]
 
 
 def _reserved_bytes(value: object, label: str) -> list[int]:
@@ -316,7 +356,8 @@ def _read_environment() -> dict[str, Any]:
     for variable in sorted(os.environ):
         text = os.environ[variable].strip()
         is_other = variable in (f"{prefix}PYTHON", ERRATA_VARIABLE)  # that of tools/bootstrap
-        if is_other or not text or not variable.startswith(prefix):
+        says_nothing = not text and variable != STORE_VARIABLE  # an empty one is no store
+        if is_other or says_nothing or not variable.startswith(prefix):
             continue
         if variable not in variables:
             known = [other.removeprefix(prefix) for other in variables]
@@ -331,7 +372,9 @@ def _read_environment() -> dict[str, Any]:
         value: object = text
         if name in _BOOLEANS or name == "enabled":
             value = _FLAG_WORDS.get(text.lower(), text)
-        if not text.isascii():
+        if name == "store_shared":
+            value = [path for path in text.split(os.pathsep) if path]
+        if not text.isascii() and name not in _STORES:
             raise ValueError(f"environment variable {variable}: got {text!r}, wanted ASCII")
         checked = _checked(name, value, f"environment variable {variable}", falls_back)
         if checked is not None:

@@ -16,6 +16,7 @@ void bind_policies(pybind11::module_& m);
 void bind_tuning(pybind11::module_& m);
 void bind_running(pybind11::module_& m);
 void bind_isolation(pybind11::module_& m);
+void bind_tuning_store(pybind11::module_& m);
 void bind_devices(pybind11::module_& m);
 void bind_libraries(pybind11::module_& m);
 

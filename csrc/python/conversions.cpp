@@ -66,6 +66,15 @@ Measurement measurement_from(const py::dict& d) {
   return m;
 }
 
+py::dict entry_dict(const TableEntry& entry) {
+  py::dict d;
+  d["problem"] = entry.problem;
+  d["device"] = entry.device;
+  d["constraints"] = entry.constraints;
+  d["measurements"] = ranking(entry.measurements);
+  return d;
+}
+
 py::dict decision_dict(const DecisionRecord& r) {
   py::dict d;
   d["op"] = r.op;

@@ -32,6 +32,7 @@ T field(const pybind11::dict& d, const char* name) {
 pybind11::dict candidate_dict(const Measurement& m);
 pybind11::list ranking(const std::vector<Measurement>& measurements);
 Measurement measurement_from(const pybind11::dict& d);  // throws ValueError
+pybind11::dict entry_dict(const TableEntry& entry);
 pybind11::dict decision_dict(const DecisionRecord& record);
 
 }  // namespace torch_cudnn_ext

@@ -97,6 +97,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_tuning(m);
   bind_running(m);
   bind_isolation(m);
+  bind_tuning_store(m);
   bind_devices(m);
   bind_libraries(m);
   bind_direct_calls(m);

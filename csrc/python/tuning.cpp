@@ -97,8 +97,8 @@ py::list measure_py(const std::string& text, const std::string& device_text,
     bool kept = record && options.algorithms.empty() && are_rankings_kept(policy, device) &&
                 !is_unstable(list);
     if (kept && any) {
-      tuning_table::insert({problem_text(problem), fingerprint_of(device),
-                            policy.policy.constraints_text(problem), list});
+      tuning_table::insert_measured({problem_text(problem), fingerprint_of(device),
+                                     policy.policy.constraints_text(problem), list});
       next_decision_generation();
     }
   }
@@ -107,19 +107,13 @@ py::list measure_py(const std::string& text, const std::string& device_text,
 
 py::list table_export() {
   py::list out;
-  for (const TableEntry& entry : tuning_table::entries()) {
-    py::dict d;
-    d["problem"] = entry.problem;
-    d["device"] = entry.device;
-    d["constraints"] = entry.constraints;
-    d["measurements"] = ranking(entry.measurements);
-    out.append(d);
-  }
+  for (const TableEntry& entry : tuning_table::entries()) out.append(entry_dict(entry));
   return out;
 }
 
-// All or nothing: a mistake in one entry leaves the table as it was.
-int64_t table_import(const std::vector<py::dict>& entries) {
+// All or nothing: a mistake in one entry leaves the table as it was. What was measured for this
+// process goes to the store, too.
+int64_t table_import(const std::vector<py::dict>& entries, bool measured) {
   std::vector<TableEntry> read;
   for (const py::dict& d : entries) {
     Problem problem = parse_problem(field<std::string>(d, "problem"));
@@ -131,7 +125,9 @@ int64_t table_import(const std::vector<py::dict>& entries) {
     }
     read.push_back(std::move(entry));
   }
-  for (TableEntry& entry : read) tuning_table::insert(std::move(entry));
+  for (const TableEntry& entry : read) {
+    measured ? tuning_table::insert_measured(entry) : tuning_table::insert(entry);
+  }
   next_decision_generation();
   return static_cast<int64_t>(read.size());
 }
@@ -190,22 +186,24 @@ void bind_tuning(py::module_& m) {
         Device place = parse_device(device);
         const ResolvedPolicy& policy = ruled(problem, policy_text);
         if (!are_rankings_kept(policy, place)) return py::none();
-        auto rows = tuning_table::find(problem_text(problem), fingerprint_of(place),
-                                       policy.policy.constraints_text(problem));
-        bool any = rows && !rows->empty() && rows->front().status == Measurement::Status::ok;
+        auto known = tuning_table::find(problem_text(problem), fingerprint_of(place),
+                                        policy.policy.constraints_text(problem));
+        if (!known || !known->origin.empty()) return py::none();
+        const std::vector<Measurement>& rows = known->measurements;
+        bool any = !rows.empty() && rows.front().status == Measurement::Status::ok;
         auto was_left_out = [&](const Measurement& m) {
           if (m.reason.rfind(kLeftOut, 0) == 0) return true;
           if (m.reason.rfind(kOutOfTime, 0) != 0) return false;
           double spent_s = std::strtod(m.reason.c_str() + std::strlen(kOutOfTime), nullptr);
           return time_budget_s <= 0 || time_budget_s > spent_s;
         };
-        if (!any || std::any_of(rows->begin(), rows->end(), was_left_out)) return py::none();
-        return ranking(*rows);
+        if (!any || std::any_of(rows.begin(), rows.end(), was_left_out)) return py::none();
+        return ranking(rows);
       },
       py::arg("problem"), py::arg("device"), py::arg("policy") = "", py::arg("time_budget_s") = 0);
   m.def("check_measurement", [](const py::dict& row) { measurement_from(row); }, py::arg("row"));
   m.def("table_export", table_export);
-  m.def("table_import", table_import, py::arg("entries"));
+  m.def("table_import", table_import, py::arg("entries"), py::arg("measured") = false);
   m.def("table_clear", clear_table);
   m.def("plan_cache_info", cache_info);
   m.def("plan_cache_clear", plan_cache_clear);

@@ -184,7 +184,7 @@ def test_a_policy_and_an_option_that_contradict(policy: str, option: str, capsys
         (["list", ACTIVATION, "--channels-last"], "--channels-last: given with activation_fwd"),
         (["list", SEQUENCE, "--channels-last"], "--channels-last: given with conv_fwd, none"),
         (["bench", PROBLEM, "--jobs", "0"], "--jobs: got '0', wanted a whole number, 1 or more"),
-        (["tune", PROBLEM], "Missing option '--table'"),
+        (["tune", PROBLEM], "--table: not given, and the tuning store is off"),
         (["bench", "--overhead", "--shard", "9/1"], "--shard: got '9/1' with --overhead, which"),
         (["bench", "--overhead", "--resume", "x"], "--resume: got 'x' with --overhead, which"),
         (["bench", "--overhead", "--modules", "all"], "--modules: got 'all' with --overhead"),

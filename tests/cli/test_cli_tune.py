@@ -9,7 +9,7 @@ import torch
 from cli_helpers import Capture, json_of
 from helpers import LINE, PROBLEM
 
-from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext import _C, knobs, tuning
 from torch_cudnn_ext.bench import networks as whole_networks
 from torch_cudnn_ext.cli import main
 from torch_cudnn_ext.cli.running import ProgressBar
@@ -33,6 +33,25 @@ def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:
     torch.backends.cudnn.deterministic = False  # which the command set in its process
     choice = _C.decide(PROBLEM, "cpu", "autotune")
     assert (choice["algorithm"], choice["why"]) == (best["algorithm"], "cached")
+
+
+def test_tune_keeps_rankings_in_the_store(capsys: Capture, tmp_path: Path) -> None:
+    command = ["tune", "--device", "cpu", "--time-budget", "0.1", PROBLEM]
+    assert main(command) == 2
+    assert "--table: not given, and the tuning store is off" in capsys.readouterr().err
+    knobs.store = tmp_path / "store"
+    (best,) = json_of(capsys, *command)["best"]
+    tuning.reset()
+    assert main(command) == 0
+    assert f"1 of 1 problems were in {knobs.store} before." in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert _C.decide(PROBLEM, "cpu", "autotune")["algorithm"] == best["algorithm"]
+    tuning.reset()
+    before = tuning.statistics().measured
+    table = tmp_path / "table.jsonl"
+    assert main([*command, "--table", str(table)]) == 0
+    assert tuning.statistics().measured == before and table.read_text().count("\n") == 1
 
 
 def test_tune_of_a_network_takes_what_enable_meets(

@@ -453,11 +453,32 @@ void check_tuning_table() {
   first.status = status_from_text("ok");
   tuning_table::insert({"p", "d", "c", {first}});
   auto found = tuning_table::find("p", "d", "c");
-  EXPECT(found && found->size() == 1 && found->front().algorithm == first.algorithm);
+  EXPECT(found && found->origin.empty() && found->measurements.size() == 1 &&
+         found->measurements.front().algorithm == first.algorithm);
   EXPECT(!tuning_table::find("p", "d", "other") && tuning_table::entries().size() == 1);
   EXPECT(status_text(Measurement::Status::needs_driver) == std::string("needs a driver"));
   tuning_table::clear();
   EXPECT(tuning_table::entries().empty());
+
+  int asked = 0, added = 0;
+  TuningStore store;
+  store.find = [&](const std::string& problem, const std::string& device, const std::string&) {
+    ++asked;
+    bool is_known = problem == "kept" || problem == "elsewhere";
+    return is_known ? std::optional(KnownRanking{{first}, problem == "kept" ? "" : device + "2"})
+                    : std::nullopt;
+  };
+  store.add = [&](const TableEntry& entry) { added += entry.problem == "measured"; };
+  tuning_table::set_store(store);
+  EXPECT(tuning_table::find("kept", "d", "c")->measurements.size() == 1 && asked == 1);
+  EXPECT(tuning_table::find("kept", "d", "c") && asked == 1);  // the table has it now
+  for (int i = 0; i < 2; ++i) EXPECT(tuning_table::find("elsewhere", "d", "c")->origin == "d2");
+  EXPECT(!tuning_table::find("p", "d", "c") && asked == 4 && tuning_table::entries().size() == 1);
+  tuning_table::insert_measured({"measured", "d", "c", {first}});
+  tuning_table::insert({"imported", "d", "c", {first}});
+  EXPECT(added == 1 && tuning_table::find("measured", "d", "c") && asked == 4);
+  tuning_table::set_store({});
+  tuning_table::clear();
 }
 
 void check_decisions() {

@@ -23,6 +23,7 @@ RESULTS = {
     "Decision",
     "OptimizationReport",
     "Recurrent",
+    "Statistics",
     "Step",
     *analysis.__all__,
 }

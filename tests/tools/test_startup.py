@@ -70,7 +70,7 @@ def test_the_help_needs_no_pytorch(without_torch: Path) -> None:
         ("nonsense", 2, "error: No such command 'nonsense'"),
         ("profile --nonsense", 2, "error: No such option: --nonsense"),
         ("profile", 2, "error: got none of them, wanted one of a problem line, --model"),
-        ("tune x", 2, "error: Missing option '--table'"),
+        ("tune", 2, "error: got none of them, wanted one of a problem line, --model"),
         ("list x --format y", 2, "error: --format: got 'y', wanted one of 'table', "),
         ("profile x --isolate y", 2, "error: --isolate: got 'y', wanted one of 'auto', "),
         ("bench x --jobs 0", 2, "error: --jobs: got '0', wanted a whole number"),

@@ -306,4 +306,6 @@ def _as_given(context: typer.Context, name: str) -> str:
 def _option(context: typer.Context, name: str) -> str:
     if name == "problem":
         return "a problem line"
+    if name == "arguments":
+        return "an argument"
     return next(p.opts[0] for p in context.command.params if p.name == name)

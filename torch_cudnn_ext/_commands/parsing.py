@@ -80,7 +80,7 @@ def run_app(app: typer.Typer, arguments: list[str]) -> int:
     except _UsageError as error:
         # Typer's complaints read like our own: --option: what came, what was wanted.
         message = re.sub(r"^Invalid value(?: for '([^']*)')?: ", r"\1: ", error.format_message())
-        one_of = r"^(--\S+: )(?:Value error, )?('[^']*') is not one of (.*?)\.?$"
+        one_of = r"^(\S+: )(?:Value error, )?('[^']*') is not one of (.*?)\.?$"
         message = re.sub(one_of, r"\1got \2, wanted one of \3", message)
         typer.echo(f"error: {_one_line(message.removeprefix(': '))}", err=True)
         return 2

@@ -22,6 +22,7 @@ from torch_cudnn_ext.cli.info import info_command
 from torch_cudnn_ext.cli.listing import list_command
 from torch_cudnn_ext.cli.optimize import optimize_command
 from torch_cudnn_ext.cli.profile import profile_command
+from torch_cudnn_ext.cli.store import store_command
 from torch_cudnn_ext.cli.tune import tune_command
 from torch_cudnn_ext.cli.verify import verify_command
 
@@ -37,6 +38,7 @@ _RUN: dict[str, Callable[[typer.Context, Any], None]] = {
     "optimize": optimize_command,
     "info": info_command,
     "verify": verify_command,
+    "store": store_command,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import typer
 
-from torch_cudnn_ext import _C, __version__, knobs, nn
+from torch_cudnn_ext import _C, __version__, knobs, nn, tuning
 from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._commands.commands import Info
 from torch_cudnn_ext._defaults import DEFAULT_TARGET
@@ -58,6 +58,7 @@ def info_command(context: typer.Context, given: Info) -> None:
     for device in devices:
         if device != "cpu":
             typer.echo(f"{'verified':15} {device}: {verified_text(device)}")
+    typer.echo(f"{'tuning store':15} {tuning.store_path() or 'off'}")
     asked = knobs.replay or "off"
     for device in devices:
         if not device.startswith("target:"):

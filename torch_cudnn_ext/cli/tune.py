@@ -51,7 +51,9 @@ def tune_command(context: typer.Context, given: Tune) -> None:
         check_constraints_alone(text)
     layers = merge(workload.only_shard(work.layers, given.shard_text))
     lines = [layer.problem for layer in layers]
-    running.merge_file(table)
+    place_kept = _place_kept(table)
+    if table is not None:
+        running.merge_file(table)
     rows = partial(_C.tuned, device=place, policy=text, time_budget_s=settings.time_budget_s)
     left = [line for line in lines if rows(line) is None]
     known = len(lines) - len(left)
@@ -76,9 +78,10 @@ def tune_command(context: typer.Context, given: Tune) -> None:
         title = given.source.model or given.source.problems or ""
         tuned = profile_of_rankings(rankings, settings, title)
         try:
-            tuning.merge_table(table)
+            if table is not None:
+                tuning.merge_table(table)
         finally:
-            footer = _footer(table, len(lines), known, len(records))
+            footer = _footer(place_kept, len(lines), known, len(records))
             _print(given, tuned, records, f"tuned on {place}", footer)
     replay = running.replay_of(context)
     running.write_report(given.report, lambda: tuned.to_html(replay=replay))
@@ -98,9 +101,19 @@ def _print(given: Tune, tuned: Profile, records: list[Record], title: str, foote
     running.print_output(formatted(format.value, data, title, _COLUMNS, records, fields, footer))
 
 
-def _footer(table: str, asked: int, known: int, kept: int) -> str:
-    """How many of the problems the file holds."""
-    text = f"{known} of {asked} problems were in {table} before. " if known else ""
+def _place_kept(table: str | None) -> str:
+    """The file of ``--table``, or the folder of the store; BadParameter if there is neither."""
+    kept = table or tuning.store_path()
+    if kept is None:
+        raise typer.BadParameter(
+            "--table: not given, and the tuning store is off, wanted one of them"
+        )
+    return str(kept)
+
+
+def _footer(place_kept: str, asked: int, known: int, kept: int) -> str:
+    """How many of the problems were kept before, and are now."""
+    text = f"{known} of {asked} problems were in {place_kept} before. " if known else ""
     text += f"{kept} of {asked} are kept"
     if kept < asked:
         text += "; the next call measures the others, which were too noisy or not reached"

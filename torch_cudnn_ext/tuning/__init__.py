@@ -1,5 +1,7 @@
-"""Tuning ahead of use, and the tuning table: measured rankings in memory, which files keep."""
+"""Tuning ahead of use, and measured rankings: in memory, in the tuning store and in files."""
 
+from torch_cudnn_ext.tuning.keeping import store_path
+from torch_cudnn_ext.tuning.statistics import Statistics, statistics
 from torch_cudnn_ext.tuning.store import (
     clear,
     entries,
@@ -11,12 +13,15 @@ from torch_cudnn_ext.tuning.store import (
 from torch_cudnn_ext.tuning.tune import tune, tune_model
 
 __all__ = [
+    "Statistics",
     "clear",
     "entries",
     "export_table",
     "import_table",
     "merge_table",
     "reset",
+    "statistics",
+    "store_path",
     "tune",
     "tune_model",
 ]

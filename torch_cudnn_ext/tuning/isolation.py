@@ -38,6 +38,7 @@ from torch_cudnn_ext._files import ERRATA_VARIABLE
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.tuning import local_errata
 from torch_cudnn_ext.tuning.isolated_process import CONTEXT_LOST, Request, Step, StepFile, serve
+from torch_cudnn_ext.tuning.statistics import count_elsewhere
 from torch_cudnn_ext.tuning.tasks import Task, current_switches
 from torch_cudnn_ext.tuning.worker_pool import interrupts_blocked
 
@@ -372,6 +373,7 @@ def _measure_for_call(
     """What C++ asks for if a call tunes and isolation is on; a RuntimeError leaves it untuned."""
     task = Task(problem, device, policy, time_budget_s, min_samples=min_samples, prunes=prunes)
     rows, _ = _of_calls.measure(task)
+    count_elsewhere(rows)
     return rows
 
 

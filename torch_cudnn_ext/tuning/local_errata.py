@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._files import ERRATA_VARIABLE, naming
+from torch_cudnn_ext._files import ERRATA_VARIABLE, cache_folder, naming
 from torch_cudnn_ext._warning import warn
 
 
@@ -63,13 +63,8 @@ def errata_path() -> Path | None:
     named = os.environ.get(ERRATA_VARIABLE)
     if named is not None:
         return Path(named) if named.strip() else None
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # the specification of XDG ignores such
-        home = os.path.expanduser("~")
-        if not os.path.isabs(home):
-            return None
-        cache = os.path.join(home, ".cache")
-    return Path(cache, "torch_cudnn_ext", "errata.jsonl")
+    folder = cache_folder()
+    return None if folder is None else folder / "errata.jsonl"
 
 
 def read_errata(path: Path) -> list[LocalErratum]:

@@ -27,6 +27,7 @@ from torch_cudnn_ext.tuning.isolation import (
     isolated_pool,
     isolated_worker,
 )
+from torch_cudnn_ext.tuning.statistics import count_elsewhere
 from torch_cudnn_ext.tuning.tasks import (
     Observers,
     Task,
@@ -246,7 +247,8 @@ def _measure_in_processes(
 def _keep(measured: Measured) -> list[Measurement]:
     """Add what another process measured to the tuning table."""
     rows, entries = measured
-    _C.table_import(entries)
+    _C.table_import(entries, measured=True)
+    count_elsewhere(rows)
     return rows
 
 

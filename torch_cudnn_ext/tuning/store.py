@@ -1,4 +1,4 @@
-"""The tuning table, measured rankings in memory, and the tuning store, the files that keep them.
+"""The tuning table, measured rankings in memory, and single files of it.
 
 Each line of a file is a JSON object: the measurements of one problem on one device under one set of
 constraints.
@@ -55,7 +55,9 @@ _held: dict[Path, dict[_Key, str]] = {}
 
 
 def entries() -> list[TableEntry]:
-    """Everything that was measured: problem, device, constraints, ranked measurements.
+    """What was measured or imported here, or found in the store when it was asked for.
+
+    Each has the problem, the device, the constraints and the ranked measurements.
 
     Example:
         >>> y = torch_cudnn_ext.ops.softmax(torch.zeros(1, 4), 1, policy="autotune")
@@ -66,7 +68,7 @@ def entries() -> list[TableEntry]:
 
 
 def clear() -> None:
-    """Forget every measurement.
+    """Forget every measurement in memory. The tuning store gives its own again if it is on.
 
     Example:
         >>> clear()
@@ -77,7 +79,7 @@ def clear() -> None:
 
 
 def reset() -> None:
-    """Forget every measurement and every plan, and release cached GPU memory.
+    """Forget every measurement in memory and every plan, and release cached GPU memory.
 
     The plans of another thread, such as autograd's for a GPU, are dropped at its next call.
     """
@@ -229,7 +231,7 @@ def entry_line(entry: TableEntry) -> str:
 
 def parse_entry(line: str) -> TableEntry:
     """The entry of a line; ValueError if it is none."""
-    return _checked_entry(_parsed(line))
+    return check_entry(_parsed(line))
 
 
 def _parsed(line: str) -> object:
@@ -240,7 +242,7 @@ def _parsed(line: str) -> object:
         raise ValueError(f"got {line[:60]!r}, wanted an entry as JSON ({reason})") from error
 
 
-def _checked_entry(value: object) -> TableEntry:
+def check_entry(value: object) -> TableEntry:
     """The entry in canonical texts; ValueError if it is none."""
     if not isinstance(value, dict):
         raise ValueError(f"got {type(value).__name__}, wanted an object")

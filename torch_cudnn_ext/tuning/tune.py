@@ -46,6 +46,8 @@ def tune(
 ) -> dict[str, Measurement]:
     """Measure problems and keep the ranking, so that ``autotune`` need not measure them again.
 
+    The tuning table and the tuning store keep it. What they have already is measured, too.
+
     On a GPU nothing is kept while ``torch.backends.cudnn.enabled`` is False.
 
     On a GPU most of the time goes into compiling engines at run time. Several jobs compile at the
@@ -123,8 +125,8 @@ def tune_model(
 
     The network runs once to show its problems, as in `trace`: call this inside ``torch.autocast``
     for the problems that it has there. If `enable` was called, its constraints hold for the
-    measurements too, and it stays as it was. A problem in the table is neither measured nor
-    searched again, unless autotune, or a smaller time budget, left algorithms out.
+    measurements too, and it stays as it was. A problem in the table or the store is neither
+    measured nor searched again, unless autotune, or a smaller time budget, left algorithms out.
 
     Args:
         model: Any module, on one device.

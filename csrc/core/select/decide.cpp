@@ -228,13 +228,14 @@ class Decider {
     std::string problem = problem_text(problem_);
     std::string fingerprint = runtime.fingerprint(device_);
     std::string constraints = policy_.constraints_text(problem_);
-    std::optional<std::vector<Measurement>> known;
+    std::optional<KnownRanking> kept;
     bool in_table = are_rankings_kept(request_.policy, device_);
-    if (in_table) known = tuning_table::find(problem, fingerprint, constraints);
-    if (known && !find_failure_of_all(*known)) {
+    if (in_table) kept = tuning_table::find(problem, fingerprint, constraints);
+    if (kept && !find_failure_of_all(kept->measurements)) {
       size_t before = attempts_.ruled_out.size();
-      if (Found found = first_that_builds(*known, "cached")) return found;
-      if (decision_->ranking.empty()) return find_rejected_baseline(*known);
+      std::string why = kept->origin.empty() ? "cached" : "cached: measured on " + kept->origin;
+      if (Found found = first_that_builds(kept->measurements, why)) return found;
+      if (decision_->ranking.empty()) return find_rejected_baseline(kept->measurements);
       // The ranking is from a file, perhaps of another version. The problem is measured again.
       decision_->ranking.clear();
       attempts_.ruled_out.resize(before);
@@ -251,24 +252,25 @@ class Decider {
     // A GPU builds and times all algorithms in seconds. One call on a CPU may take as long.
     options.time_budget_s = device_.is_cuda() ? 30 : 10;
     options.prunes = true;
+    std::vector<Measurement> measured;
     try {
-      known = measure_where_set(problem_, request_.policy, device_, options);
+      measured = measure_where_set(problem_, request_.policy, device_, options);
     } catch (const IsolationFailure& failure) {
       return find_untuned(kNoProcess, failure.msg());
     } catch (const c10::Error& error) {
       if (!is_out_of_memory(error)) throw;
       return find_untuned(kNoMemory);
     }
-    if (auto failure = find_failure_of_all(*known)) {
+    if (auto failure = find_failure_of_all(measured)) {
       bool no_memory = *failure == kOutOfMemory;
       return no_memory ? find_untuned(kNoMemory) : find_untuned(kAllFailed, *failure);
     }
-    if (is_unstable(*known)) {
-      return first_that_builds(*known, "unstable: too noisy to compare, PyTorch's own runs");
+    if (is_unstable(measured)) {
+      return first_that_builds(measured, "unstable: too noisy to compare, PyTorch's own runs");
     }
-    if (in_table) tuning_table::insert({problem, fingerprint, constraints, *known});
-    Found found = first_that_builds(*known, "tuned");
-    return found ? found : find_rejected_baseline(*known);
+    if (in_table) tuning_table::insert_measured({problem, fingerprint, constraints, measured});
+    Found found = first_that_builds(measured, "tuned");
+    return found ? found : find_rejected_baseline(measured);
   }
 
   Found first_that_builds(const std::vector<Measurement>& measurements, const std::string& why) {

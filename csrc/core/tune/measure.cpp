@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <deque>
 #include <map>
@@ -25,6 +26,8 @@ namespace torch_cudnn_ext {
 namespace {
 
 using Status = Measurement::Status;
+
+std::atomic<int64_t> measured_problems{0}, timed_runs{0};  // of this process
 
 Measurement row_of(const Candidate& candidate) {
   Measurement m;
@@ -354,6 +357,9 @@ void list_step(Measurement& m, const Problem& problem, bool first, const Resolve
 
 }  // namespace
 
+MeasureCounts measure_counts() { return {measured_problems, timed_runs}; }
+void count_timed_run() { ++timed_runs; }
+
 void MeasureOptions::report(int done, int total, const Algorithm& algorithm) const {
   check_interrupt();
   if (progress) progress(done, total, algorithm.text());
@@ -376,6 +382,7 @@ std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& p
         ": cannot measure while the stream is being captured into a CUDA graph; tune before "
         "capturing. Problem: ",
         problem_text(problem));
+    ++measured_problems;
     list = Session(problem, policy, device, options).run();
   });
   return list;

@@ -2,6 +2,7 @@
 // interleaved rounds. The profiler and autotuning are this one loop.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -44,6 +45,14 @@ struct MeasureOptions {
   void announce(const Algorithm& algorithm) const;
   void announce_other_work() const;
 };
+
+// What this process has measured.
+struct MeasureCounts {
+  int64_t problems = 0;
+  int64_t timed_runs = 0;  // of algorithms, on all problems
+};
+MeasureCounts measure_counts();
+void count_timed_run();
 
 // Ranked: best first, then what was rejected, failed, excluded or cannot be built.
 std::vector<Measurement> measure(const Problem& problem, const ResolvedPolicy& policy,

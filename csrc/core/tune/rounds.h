@@ -120,6 +120,7 @@ class Rounds {
     const int longest_head_start = sequence_.device.is_cuda() ? 64 : 4;
     constexpr double kShortMs = 1;
     options_.announce(contender.algorithm());
+    count_timed_run();
     // A sample is to find cold data but warm code. Fetching the code of a large tile takes 5 us.
     bool is_cold = sequence_.device.is_cuda() || options_.before_run;
     if (is_cold && contender.best < kShortMs) sequence_.run(contender.plans, [] {});

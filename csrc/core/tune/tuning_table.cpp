@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <tuple>
 #include <utility>
@@ -30,6 +31,17 @@ std::mutex table_mutex;
 auto& table() {
   static auto* map = new std::map<TableKey, std::vector<Measurement>>();
   return *map;
+}
+
+// Shared, since another one may be set while a thread uses it.
+auto& current_store() {
+  static auto* store = new std::shared_ptr<const TuningStore>(std::make_shared<TuningStore>());
+  return *store;
+}
+
+std::shared_ptr<const TuningStore> store_now() {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  return current_store();
 }
 
 }  // namespace
@@ -85,17 +97,40 @@ bool is_unstable(const std::vector<Measurement>& measurements) {
 
 namespace tuning_table {
 
-std::optional<std::vector<Measurement>> find(const std::string& problem, const std::string& device,
-                                             const std::string& constraints) {
-  std::lock_guard<std::mutex> lock(table_mutex);
-  auto found = table().find({problem, device, constraints});
-  if (found == table().end()) return std::nullopt;
-  return found->second;
+std::optional<KnownRanking> find(const std::string& problem, const std::string& device,
+                                 const std::string& constraints) {
+  TableKey key{problem, device, constraints};
+  {
+    std::lock_guard<std::mutex> lock(table_mutex);
+    if (auto found = table().find(key); found != table().end()) {
+      return KnownRanking{found->second, ""};
+    }
+  }
+  auto store = store_now();
+  auto kept = store->find ? store->find(problem, device, constraints) : std::nullopt;
+  if (kept && kept->origin.empty()) {
+    std::lock_guard<std::mutex> lock(table_mutex);
+    // Another thread may have measured meanwhile.
+    kept->measurements = table().emplace(key, kept->measurements).first->second;
+  }
+  return kept;
 }
 
 void insert(TableEntry entry) {
   std::lock_guard<std::mutex> lock(table_mutex);
   table()[{entry.problem, entry.device, entry.constraints}] = std::move(entry.measurements);
+}
+
+void insert_measured(const TableEntry& entry) {
+  insert(entry);
+  auto store = store_now();
+  if (store->add) store->add(entry);
+}
+
+void set_store(TuningStore store) {
+  auto made = std::make_shared<const TuningStore>(std::move(store));
+  std::lock_guard<std::mutex> lock(table_mutex);
+  current_store() = std::move(made);
 }
 
 std::vector<TableEntry> entries() {

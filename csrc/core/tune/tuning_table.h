@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -65,11 +66,31 @@ struct TableEntry {
   std::vector<Measurement> measurements;  // best first, then what did not run
 };
 
+// What the table or the store knows of a problem.
+struct KnownRanking {
+  std::vector<Measurement> measurements;
+  std::string origin;  // what the measurements are of, if not of the device that was asked for
+};
+
+// The tuning store, which is set from outside and keeps entries when the process ends. Both
+// functions are called without a lock.
+struct TuningStore {
+  // Given problem, device and constraints.
+  std::function<std::optional<KnownRanking>(const std::string&, const std::string&,
+                                            const std::string&)>
+      find;
+  std::function<void(const TableEntry&)> add;
+};
+
 namespace tuning_table {
 
-std::optional<std::vector<Measurement>> find(const std::string& problem, const std::string& device,
-                                             const std::string& constraints);
+// Asks the store for what is not in the table. What it knows of this very device is inserted.
+std::optional<KnownRanking> find(const std::string& problem, const std::string& device,
+                                 const std::string& constraints);
 void insert(TableEntry entry);
+// The same, and gives it to the store.
+void insert_measured(const TableEntry& entry);
+void set_store(TuningStore store);
 std::vector<TableEntry> entries();
 void clear();
 

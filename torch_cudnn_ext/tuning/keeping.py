@@ -1,0 +1,282 @@
+"""The tuning store of this process: rankings that are kept without a call, and found again.
+
+``knobs.store`` names the folder, by default ``torch_cudnn_ext/tuning`` in the user's cache folder.
+Folders of ``knobs.store_shared`` are read after it and never written. ``knobs.store_match`` says
+which rows serve a device. C++ asks `_find` if a problem is to be tuned and the table in memory does
+not have it, and gives `_add` what was measured.
+
+The folder of a device is read at the first question for it, and its rows are parsed as they are
+asked for. A store that cannot be read or written costs one warning; tuning goes on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_cudnn_ext import _C, knobs
+from torch_cudnn_ext._files import STORE_VARIABLE, cache_folder
+from torch_cudnn_ext._torch_internals import disable_dynamo
+from torch_cudnn_ext._warning import warn
+from torch_cudnn_ext.tuning.statistics import count, count_missed
+from torch_cudnn_ext.tuning.store_files import (
+    FolderRows,
+    Place,
+    SegmentWriter,
+    device_folders,
+    device_of,
+    folder_name,
+)
+from torch_cudnn_ext.tuning.store_rows import (
+    Key,
+    Row,
+    key_of,
+    now_text,
+    parse_row,
+    quoted,
+    row_line,
+    software_of,
+)
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import Measurement, TableEntry
+
+
+class Question(NamedTuple):
+    """What a ranking is wanted for: canonical texts, and the fingerprint of a device."""
+
+    problem: str
+    device: str
+    constraints: str
+
+    @property
+    def key(self) -> Key:
+        """That of the rows that answer it exactly."""
+        return key_of(self.device, self.problem, self.constraints)
+
+
+def store_path() -> Path | None:
+    """The folder that keeps what this process tunes; ``None`` if nothing is kept.
+
+    Example:
+        >>> knobs.store = "my_store"
+        >>> store_path().name
+        'my_store'
+    """
+    named = knobs.store
+    if named is not None:
+        return Path(named) if named else None
+    folder = cache_folder()
+    if folder is None:
+        _warn_once(f"there is no home folder, so nothing is kept; set {STORE_VARIABLE} to a folder")
+        return None
+    return folder / "tuning"
+
+
+class _Tier:
+    """One store, read folder by folder. `_lock` guards it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._folders: dict[Path, FolderRows] = {}
+
+    def rows(self, folder: Path, newest: bool = True) -> FolderRows:
+        """The rows of a device's folder; if it was read before, ``newest`` reads what was added."""
+        if not newest and folder in self._folders:
+            return self._folders[folder]
+        rows = self._folders.setdefault(folder, FolderRows(folder))
+        try:
+            rows.refresh()
+        except OSError as error:
+            _warn_unusable(self.root, f"cannot read {error.filename or folder}", error)
+        if rows.damage:
+            first, more = rows.damage[0], len(rows.damage) - 1
+            others = f", and {more} more" if more else ""
+            _warn_once(
+                f"{first.path}, line {first.line}: {first.error}{others}; ignored (`python -m "
+                "torch_cudnn_ext store verify` lists all)",
+                (folder, "damage"),
+            )
+        return rows
+
+    def all_rows(self) -> list[FolderRows]:
+        """The rows of every device."""
+        try:
+            return [self.rows(folder) for folder in device_folders(self.root)]
+        except OSError as error:
+            _warn_unusable(self.root, f"cannot read {error.filename or self.root}", error)
+            return []
+
+
+class _Store:
+    """The user's store and the shared ones. `_lock` guards it."""
+
+    def __init__(self, path: Path | None, shared: tuple[str, ...], match: str) -> None:
+        self.setting = path, shared, match
+        self.writer = SegmentWriter(path) if path is not None else None
+        self._match = match
+        self._tiers = [_Tier(root) for root in ([path] if path else []) + [*map(Path, shared)]]
+
+    def find(self, asked: Question) -> tuple[list[Measurement], str] | None:
+        """The ranking for a question, and the device that it is of if that is another one.
+
+        Counts what is found, and why nothing is.
+        """
+        if not self._tiers:
+            return None
+        reasons: set[str] = set()
+        for place in self._places(asked, reasons):
+            row = _row_at(place)
+            if row is None:
+                reasons.add("damaged")
+                continue
+            count("found")
+            device = row.entry["device"]
+            return row.entry["measurements"], "" if device == asked.device else device
+        count_missed(next(reason for reason in _REASONS if reason in {*reasons, _REASONS[-1]}))
+        return None
+
+    def _places(self, asked: Question, reasons: set[str]) -> Iterator[Place]:
+        """Where rows are that serve, the best first. Adds why others do not."""
+        software = quoted(software_of(asked.device))
+        for tier in self._tiers:
+            folder = tier.root / folder_name(asked.device)
+            for newest in (False, True):
+                for place in tier.rows(folder, newest).places(asked.key):
+                    if self._match != "strict" or place.head.software == software:
+                        yield place
+                    else:
+                        reasons.add("other software")
+        for tier in self._tiers:
+            for reason, place in _rows_near(asked, tier.all_rows()):
+                if reason in _SERVING[self._match]:
+                    yield place
+                else:
+                    reasons.add(reason)
+
+
+# Why there is no ranking; the first that applies is counted.
+_REASONS = (
+    "damaged",
+    "other software",
+    "other constraints",
+    "other threads",
+    "other cuDNN",
+    "other device",
+    "nothing known",
+)
+# What a row may differ in, by the setting of ``knobs.store_match``.
+_SERVING: dict[str, tuple[str, ...]] = {
+    "strict": (),
+    "same_cudnn": (),
+    "same_gpu": ("other threads", "other cuDNN"),
+    "any": ("other threads", "other cuDNN", "other device"),
+}
+
+
+def _rows_near(asked: Question, folders: Iterable[FolderRows]) -> list[tuple[str, Place]]:
+    """Rows of the problem, on the CPU or on GPUs as asked for, that differ in one more thing.
+
+    Each has the reason why it does not answer the question exactly. Rows of the same hardware come
+    first, then the newest.
+    """
+    _, problem, constraints = asked.key
+    here = device_of(asked.device)
+    found = []
+    for rows in folders:
+        for key in rows.keys():
+            if key[1] != problem or key == asked.key:
+                continue
+            device = json.loads(key[0])
+            there = device_of(device)
+            if there.kind != here.kind or (key[2] != constraints and device != asked.device):
+                continue
+            is_same = there.hardware == here.hardware
+            if key[2] != constraints:
+                reason = "other constraints"
+            elif is_same:
+                reason = "other threads" if here.kind == "cpu" else "other cuDNN"
+            else:
+                reason = "other device"
+            found.append((is_same, rows.places(key)[0], reason))
+    return [(reason, place) for _, place, reason in sorted(found, reverse=True)]
+
+
+_lock = RLock()  # guards _store and _warned
+_store: _Store | None = None
+_warned: set[object] = set()
+
+
+def _current() -> _Store:
+    """The store that the knobs name."""
+    global _store
+    setting = store_path(), tuple(knobs.store_shared), str(knobs.store_match)
+    if _store is None or _store.setting != setting:
+        _store = _Store(*setting)
+    return _store
+
+
+@disable_dynamo("the tuning store is read")
+def _find(problem: str, device: str, constraints: str) -> tuple[list[Measurement], str] | None:
+    """What C++ asks for; the second value is as in `_Store.find`."""
+    if device.startswith("target:"):
+        return None
+    with _lock:
+        return _current().find(Question(problem, device, constraints))
+
+
+@disable_dynamo("the tuning store is written")
+def _add(entry: TableEntry) -> None:
+    """What C++ calls when a problem was measured."""
+    with _lock:
+        writer = _current().writer
+        if writer is None:
+            return
+        line = row_line(entry, now_text(), software_of(entry["device"]))
+        try:
+            writer.append(entry["device"], line)
+        except OSError as error:
+            _warn_unusable(writer.root, f"cannot write to {writer.root}", error)
+        else:
+            count("kept")
+
+
+def _row_at(place: Place) -> Row | None:
+    """The row at a place; ``None``, with a warning, if it is impossible."""
+    try:
+        return parse_row(place.read())
+    except FileNotFoundError:  # it was compacted since: the newest rows are read next
+        return None
+    except OSError as error:
+        _warn_unusable(place.path, f"cannot read {place.path}", error)
+    except (ValueError, RuntimeError) as error:
+        _warn_once(f"{place.path}: {error}; the row is ignored", place)
+    return None
+
+
+def _warn_unusable(store: Path, what: str, error: OSError) -> None:
+    _warn_once(f"{what}: {error.strerror}; this process goes on without", store)
+
+
+def _warn_once(message: str, about: object = None) -> None:
+    """Warn, once of each subject; that is the message unless it is named."""
+    subject = about if about is not None else message
+    if subject not in _warned:
+        _warned.add(subject)
+        warn(f"tuning store: {message}")
+
+
+def _forget_after_fork() -> None:
+    """The lock may be held by a thread that is not here."""
+    global _lock
+    _lock = RLock()
+
+
+def install() -> None:
+    """Let rankings be kept, and found again."""
+    _C.set_tuning_store(_find, _add)
+    os.register_at_fork(after_in_child=_forget_after_fork)

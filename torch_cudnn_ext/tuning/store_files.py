@@ -1,0 +1,252 @@
+"""The files of a tuning store.
+
+A store is a folder with a folder for each device, ``<gpu>-sm90-132/cudnn-9.19.0`` or
+``cpu-<model>/2-threads``. In there every process that measures has a file of its own, a *segment*
+(``<host>-<pid>-<time>.jsonl``), to which it appends rows. So writers need no lock, and a process
+that is killed loses at most the row that it was writing: a last line without an end is skipped.
+
+Compacting replaces segments while their processes may write on. It renames a segment before it
+reads it. A writer looks after each write whether its file still has its name. If not, the row may
+have come too late, and the writer writes it again, to a new file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from torch_cudnn_ext.tuning.store_rows import DamagedRowError, Head, Key, head_of, latest_text
+
+SUFFIX = ".jsonl"
+_RETIRED = f".retired{SUFFIX}"
+
+
+class Device(NamedTuple):
+    """A device by its fingerprint.
+
+    Attributes:
+        hardware: GPU model, compute capability and number of multiprocessors; or the CPU's model.
+        version: ``cudnn91900``, or the number of threads of a CPU.
+    """
+
+    hardware: str
+    version: str
+
+    @property
+    def kind(self) -> str:
+        """``cpu`` or ``gpu``."""
+        return "cpu" if self.hardware.startswith("cpu/") else "gpu"
+
+
+class Place(NamedTuple):
+    """Where a row is. Of two places with one key the larger holds."""
+
+    head: Head
+    path: Path
+    offset: int
+    length: int
+
+    def read(self) -> bytes:
+        """The line; raises OSError if it is no longer there."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.length)
+
+
+class Damage(NamedTuple):
+    """A line that is no row."""
+
+    path: Path
+    line: int
+    error: DamagedRowError
+
+
+def device_of(fingerprint: str) -> Device:
+    """The parts of a fingerprint; of a text that is none the version is empty."""
+    hardware, _, version = fingerprint.rpartition("/")
+    return Device(hardware, version) if hardware else Device(fingerprint, "")
+
+
+def folder_name(fingerprint: str) -> str:
+    """The folder of a device, relative to the store."""
+    hardware, version = device_of(fingerprint)
+    number = re.fullmatch(r"cudnn(\d+)", version)
+    if number is not None:
+        value = int(number[1])
+        version = f"cudnn-{value // 10000}.{value // 100 % 100}.{value % 100}"
+        hardware = re.sub(r"/sm(\d+)/(\d+)sm$", r"-sm\1-\2", hardware)
+    return f"{_name(hardware)}/{_name(version)}"
+
+
+def _name(text: str) -> str:
+    """A text as the name of a file."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:100] or "unknown"
+
+
+def device_folders(root: Path) -> list[Path]:
+    """The folders of a store that hold segments.
+
+    Raises:
+        OSError: The store cannot be read. One that does not exist is empty.
+    """
+    return [inner for outer in _folders(root) for inner in _folders(outer)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def segments(folder: Path) -> dict[Path, int]:
+    """The segments of a folder with their sizes in bytes.
+
+    Raises:
+        OSError: The folder cannot be read. One that does not exist has no segments.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            files = [entry for entry in entries if entry.name.endswith(SUFFIX) and entry.is_file()]
+            return {Path(entry.path): entry.stat().st_size for entry in sorted(files, key=_order)}
+    except FileNotFoundError:
+        return {}
+
+
+def _order(entry: os.DirEntry[str]) -> str:
+    return entry.name
+
+
+class FolderRows:
+    """The rows of one folder. Not for several threads at a time.
+
+    Attributes:
+        damage: Lines that are no rows.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Take a folder, which need not exist; `refresh` reads it."""
+        self.folder = folder
+        self.damage: list[Damage] = []
+        self._places: dict[Key, list[Place]] = {}
+        self._read: dict[Path, tuple[int, int]] = {}  # bytes and lines of each segment
+
+    def refresh(self) -> None:
+        """Read what was added since the last time.
+
+        Raises:
+            OSError: The folder or a segment cannot be read. What was read before is known.
+        """
+        found = segments(self.folder)
+        if any(path not in found or found[path] < read for path, (read, _) in self._read.items()):
+            self._places, self._read, self.damage = {}, {}, []  # it was compacted
+        latest = latest_text()
+        for path, size in found.items():
+            if size > self._read.get(path, (0, 0))[0]:
+                self._take(path, latest)
+
+    def places(self, key: Key) -> list[Place]:
+        """The rows about a key; that which holds is the first."""
+        return sorted(self._places.get(key, []), reverse=True)
+
+    def keys(self) -> list[Key]:
+        """What there are rows about."""
+        return [*self._places]
+
+    def all_places(self) -> Iterator[Place]:
+        """All rows, also those that do not hold."""
+        for places in self._places.values():
+            yield from places
+
+    def _take(self, path: Path, latest: bytes) -> None:
+        offset, number = self._read.get(path, (0, 0))
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+        except FileNotFoundError:  # it was compacted just now
+            return
+        *lines, _ = data.split(b"\n")  # what comes after the last end is half written
+        for line in lines:
+            number += 1
+            if line:
+                try:
+                    head = head_of(line, latest)
+                except DamagedRowError as error:
+                    self.damage.append(Damage(path, number, error))
+                else:
+                    place = Place(head, path, offset, len(line))
+                    self._places.setdefault(head.key, []).append(place)
+            offset += len(line) + 1
+        self._read[path] = offset, number
+
+
+class SegmentWriter:
+    """Appends rows to the segments of this process."""
+
+    def __init__(self, root: Path) -> None:
+        """Take a store, which need not exist."""
+        self.root = root
+        self._paths: dict[tuple[str, int], Path] = {}  # by folder and process: one may fork
+
+    def append(self, fingerprint: str, line: bytes) -> None:
+        """Append a row for a device; it is in the file when this returns.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        key = folder_name(fingerprint), os.getpid()
+        folder = self.root / key[0]
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            if key not in self._paths:
+                self._paths[key] = folder / new_name()
+            path = self._paths[key]
+            try:
+                if _append(path, line):
+                    return
+            except OSError:
+                del self._paths[key]  # its last line may be half written; the next row begins anew
+                raise
+            del self._paths[key]
+
+
+def new_name() -> str:
+    """The name of a new segment of this process."""
+    return f"{_name(socket.gethostname())[:40]}-{os.getpid()}-{time.time_ns()}{SUFFIX}"
+
+
+def _append(path: Path, line: bytes) -> bool:
+    """Append a line by one write; False if the file meanwhile lost its name."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    file = os.open(path, flags, 0o666)
+    try:
+        if os.write(file, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+        opened = os.fstat(file)
+        try:
+            there = os.stat(path)
+        except FileNotFoundError:
+            return False
+        return (there.st_ino, there.st_dev) == (opened.st_ino, opened.st_dev)
+    finally:
+        os.close(file)
+
+
+def retire(path: Path) -> Path | None:
+    """Rename a segment, so that its writer begins another one; ``None`` if it is gone."""
+    if path.name.endswith(_RETIRED):
+        return path
+    target = path.with_name(f"{path.name.removesuffix(SUFFIX)}-{time.time_ns()}{_RETIRED}")
+    try:
+        path.rename(target)
+    except FileNotFoundError:
+        return None
+    return target

@@ -1,0 +1,295 @@
+"""Tending a tuning store: what is in it, checking, merging, compacting and pruning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from torch_cudnn_ext._files import check_path
+from torch_cudnn_ext.tuning.store import parse_entry
+from torch_cudnn_ext.tuning.store_files import (
+    Damage,
+    FolderRows,
+    Place,
+    SegmentWriter,
+    device_folders,
+    new_name,
+    retire,
+    segments,
+)
+from torch_cudnn_ext.tuning.store_rows import (
+    DamagedRowError,
+    Head,
+    Key,
+    OtherFormatError,
+    Row,
+    head_of,
+    latest_text,
+    parse_row,
+    row_line,
+)
+
+
+class FolderSummary(NamedTuple):
+    """What the folder of a device holds.
+
+    Attributes:
+        device: The fingerprint; the folder's name if it has no rows.
+        problems: Problems with their constraints.
+        rows: Rows, also those that a newer one replaces.
+        segments: Files.
+        bytes: Of these files.
+        newest: The time of the newest row; empty if it is not known.
+        damaged: Lines that are no rows.
+    """
+
+    device: str
+    problems: int
+    rows: int
+    segments: int
+    bytes: int
+    newest: str
+    damaged: int
+
+
+def summaries(root: Path) -> list[FolderSummary]:
+    """What a store holds, by device; raises OSError if it cannot be read."""
+    found = []
+    for rows in _all_folders(root):
+        files = segments(rows.folder)
+        heads = [place.head for place in rows.all_places()]
+        devices = {row.entry["device"] for row in _rows_at(_holding(rows)[:1])}
+        found.append(
+            FolderSummary(
+                next(iter(devices), os.fspath(rows.folder.relative_to(root))),
+                len(rows.keys()),
+                len(heads),
+                len(files),
+                sum(files.values()),
+                max((head.when for head in heads), default=b"").decode(),
+                len(rows.damage),
+            )
+        )
+    return found
+
+
+def holding_rows(root: Path, containing: str = "") -> list[Row]:
+    """The rows of a store that hold, of devices, software and problems with a text in them.
+
+    What is damaged or impossible is left out; `verify` tells of it. Raises OSError.
+    """
+    rows = [row for folder in _all_folders(root) for row in _rows_at(_holding(folder))]
+    return [
+        row
+        for row in rows
+        if any(containing in text for text in (row.entry["problem"], row.entry["device"]))
+        or containing in row.software
+    ]
+
+
+def verify(root: Path) -> tuple[int, list[Damage]]:
+    """How many rows of a store are good, and the lines that are not; raises OSError."""
+    good, bad = 0, []
+    for rows in _all_folders(root):
+        bad += rows.damage
+        for place in rows.all_places():
+            try:
+                parse_row(place.read())
+                good += 1
+            except FileNotFoundError:  # compacted just now
+                continue
+            except (ValueError, RuntimeError) as error:
+                data = _data(place.path)[: place.offset]
+                bad.append(Damage(place.path, data.count(b"\n") + 1, DamagedRowError(str(error))))
+    return good, sorted(bad, key=lambda one: one[:2])
+
+
+# Merging.
+
+
+class Merged(NamedTuple):
+    """What a merge did.
+
+    Attributes:
+        added: Rows that hold in the store now.
+        known: Rows that the store had, or had newer ones for.
+        left_out: Lines that are no rows, with the file.
+    """
+
+    added: int
+    known: int
+    left_out: list[str]
+
+
+def merge(root: Path, sources: Iterable[str | os.PathLike[str]]) -> Merged:
+    """Add the rows of other stores, or of files of the tuning table, to a store.
+
+    Of two rows for the same device, problem and constraints the newer holds. An entry of a file of
+    the tuning table has no time, so that any row holds instead of it.
+
+    Raises:
+        OSError: A source cannot be read, or the store not be written.
+    """
+    writer = SegmentWriter(root)
+    held = {key: place.head for key, place in _holding_places(root).items()}
+    added, known, left_out = 0, 0, []
+    for where, line in (one for source in sources for one in _lines_of(source)):
+        try:
+            row, whole = _row_of(line)
+            head = head_of(whole, latest_text())
+        except (ValueError, RuntimeError) as error:
+            left_out.append(f"{where}: {error}")
+            continue
+        if head.key in held and held[head.key] >= head:
+            known += 1
+            continue
+        writer.append(row.entry["device"], whole + b"\n")
+        held[head.key] = head
+        added += 1
+    return Merged(added, known, left_out)
+
+
+def _row_of(line: bytes) -> tuple[Row, bytes]:
+    """The row of a line of a store, or of a file of the tuning table; and its line in a store."""
+    try:
+        head_of(line, latest_text())
+        return parse_row(line), line
+    except OtherFormatError:
+        raise
+    except DamagedRowError:
+        if b'"sum"' in line[:10]:
+            raise
+        entry = parse_entry(line.decode())
+        return Row("", "", entry), row_line(entry).rstrip(b"\n")
+
+
+def _lines_of(source: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
+    """The lines of a store or a file, each with its place; a last line of a store needs an end."""
+    check_path(source)
+    path = Path(source)
+    is_store = path.is_dir()
+    folders = device_folders(path) if is_store else []
+    files = [file for folder in folders for file in segments(folder)] if is_store else [path]
+    for file in files:
+        lines = file.read_bytes().split(b"\n")
+        for number, line in enumerate(lines[:-1] if is_store else lines, 1):
+            if line.strip():
+                yield f"{file}, line {number}", line
+
+
+# Compacting.
+
+
+class Compacted(NamedTuple):
+    """What compacting did, or would do.
+
+    Attributes:
+        rows: How many rows there were.
+        kept: How many are left.
+        damaged: Lines that were no rows, and are gone.
+    """
+
+    rows: int
+    kept: int
+    damaged: int
+
+
+def compact(
+    root: Path, keeps: Callable[[Head], bool] = lambda head: True, dry_run: bool = False
+) -> Compacted:
+    """Leave the rows that hold, in one segment a device.
+
+    Processes may write to the store meanwhile. If this one is killed, every row is still there.
+    Rows of other formats stay as they are.
+
+    Args:
+        root: The store.
+        keeps: Whether a row that holds is kept.
+        dry_run: Only count.
+
+    Raises:
+        OSError: The store cannot be read or written.
+    """
+    total = Compacted(0, 0, 0)
+    for folder in device_folders(root):
+        paths = [*segments(folder)]
+        if not dry_run:
+            paths = [retired for path in paths if (retired := retire(path)) is not None]
+        done = _compact_folder(folder, paths, keeps, dry_run)
+        total = Compacted(*(a + b for a, b in zip(total, done, strict=True)))
+    return total
+
+
+def _compact_folder(
+    folder: Path, paths: list[Path], keeps: Callable[[Head], bool], dry_run: bool
+) -> Compacted:
+    """Compact segments that no process writes to any more.
+
+    If another process compacts the folder too, it reads some of them as well. Its file has their
+    rows when they are gone.
+    """
+    best: dict[Key, tuple[Head, bytes]] = {}
+    others: list[bytes] = []
+    rows = damaged = 0
+    latest = latest_text()
+    for path in paths:
+        for line in filter(None, _data(path).split(b"\n")[:-1]):
+            try:
+                head = head_of(line, latest)
+            except OtherFormatError:
+                others.append(line)
+            except DamagedRowError:
+                damaged += 1
+            else:
+                rows += 1
+                best[head.key] = max(best.get(head.key, (head, line)), (head, line))
+    kept = [line for _, (head, line) in sorted(best.items()) if keeps(head)]
+    if not dry_run:
+        if lines := kept + others:
+            target = folder / new_name()
+            temporary = target.with_suffix(".new")
+            with temporary.open("wb") as file:
+                file.writelines(line + b"\n" for line in lines)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(target)
+        for path in paths:
+            path.unlink(missing_ok=True)
+    return Compacted(rows, len(kept), damaged)
+
+
+# Reading.
+
+
+def _data(path: Path) -> bytes:
+    """What is in a file; nothing if it was compacted just now."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _all_folders(root: Path) -> Iterator[FolderRows]:
+    for folder in device_folders(root):
+        rows = FolderRows(folder)
+        rows.refresh()
+        yield rows
+
+
+def _holding(rows: FolderRows) -> list[Place]:
+    return [rows.places(key)[0] for key in sorted(rows.keys())]
+
+
+def _holding_places(root: Path) -> dict[Key, Place]:
+    return {place.head.key: place for rows in _all_folders(root) for place in _holding(rows)}
+
+
+def _rows_at(places: Iterable[Place]) -> Iterator[Row]:
+    """The rows at places, less impossible ones."""
+    for place in places:
+        try:
+            yield parse_row(place.read())
+        except (ValueError, RuntimeError, FileNotFoundError):
+            continue
