@@ -117,7 +117,7 @@ CASES: dict[str, tuple[Run, Run]] = {
         Run(PIXEL.format(2, "bias=f16"), "graph:eng52"),
     ),
     "conv-eng4-one-pixel": (
-        Run(PIXEL.format(1, "act=relu"), "graph:eng7"),
+        Run(PIXEL.format(1, "bias=f16 act=silu"), "graph:eng7"),
         Run(PIXEL.format(1, "bias=f16 act=relu"), "graph:eng7"),
     ),
     "conv-eng17-winograd": (
@@ -299,6 +299,10 @@ CASES: dict[str, tuple[Run, Run]] = {
     "matmul-eng2-rows": (
         Run("matmul_fwd x=f16[1,64,63]:nchw w=f16[1,63,64]:nchw", "graph:eng2"),
         Run("matmul_fwd x=f16[1,63,64]:nchw w=f16[1,64,64]:nchw", "graph:eng2"),
+    ),
+    "matmul-eng0-relu6": (
+        Run("matmul_fwd x=f16[1,64,64]:nchw w=f16[1,64,64]:nchw act=relu6", "graph:eng0"),
+        Run("matmul_fwd x=f16[1,64,64]:nchw w=f16[1,64,64]:nchw act=relu", "graph:eng0"),
     ),
     "matmul-tf32": (
         Run("matmul_fwd x=f32[1,64,64]:nchw w=f32[1,64,64]:nchw", "graph:eng0"),

@@ -186,12 +186,16 @@ const bool convolution_registered = register_errata({
         .unsupported("engines 52 and 53 leave parts of the result unwritten when they add to "
                      "images of one pixel")
         .seen(kCudnn9_19, "values not written; H200"),
-    erratum<ConvolutionProblem>(
-        "conv-eng4-one-pixel",
-        [](const ConvolutionProblem& p) { return is_fused_one_pixel(p) && !p.bias; })
+    erratum<ConvolutionProblem>("conv-eng4-one-pixel",
+                                [](const ConvolutionProblem& p) {
+                                  bool is_bias_alone_or_relu =
+                                      p.bias && (p.activation == Activation::none ||
+                                                 p.activation == Activation::relu);
+                                  return is_fused_one_pixel(p) && !is_bias_alone_or_relu;
+                                })
         .of("graph", {"eng4", "eng7"})
-        .unsupported("engines 4 and 7 leave parts of the result unwritten when they take relu of "
-                     "images of one pixel")
+        .unsupported("engines 4 and 7 leave parts of the result unwritten when an activation "
+                     "follows images of one pixel, but for relu after a bias")
         .seen(kCudnn9_19, "values not written; H200"),
 });
 
@@ -240,12 +244,11 @@ const bool registered_notes = register_errata({
         .seen(kCudnn9_19, "finite results of infinities; H100")
         .reproduced_by("conv_fwd x=f16[2,8,8,8]:nhwc w=f16[8,8,3,3]:nhwc pad=1 bias=f16",
                        "graph:eng32", "one inf"),
-    erratum<ConvolutionProblem>(
-        "conv-fused-relu-nan",
-        [](const ConvolutionProblem& p) {
-          return p.bias &&
-                 (p.activation == Activation::relu || p.activation == Activation::relu6);
-        })
+    erratum<ConvolutionProblem>("conv-fused-relu-nan",
+                                [](const ConvolutionProblem& p) {
+                                  return p.bias && (p.activation == Activation::relu ||
+                                                    p.activation == Activation::relu6);
+                                })
         .of("graph", {"eng0", "eng11", "eng12", "eng13", "eng14", "eng35", "eng36"})
         .in({"fwd"})
         .adds(Note::reduced_range,

@@ -170,6 +170,13 @@ const bool registered_products = register_errata({
         .unsupported("engine 2 computes wrong results if rows are not aligned to 16 bytes")
         .seen(kCudnn9_19, "wrong values; H200")
         .reproduced_by("matmul_fwd x=f32[1,13,29]:nchw w=f32[1,29,7]:nhwc", "graph:eng2"),
+    erratum<MatmulProblem>("matmul-eng0-relu6",
+                           [](const MatmulProblem& p) { return p.activation == Activation::relu6; })
+        .of("graph", {"eng0"})
+        .unsupported("engine 0 ignores the upper bound of relu6")
+        .seen(kCudnn9_19, "wrong values; H200")
+        .reproduced_by("matmul_fwd x=f16[1,256,2048]:nchw w=f16[1,2048,1000]:nchw act=relu6",
+                       "graph:eng0"),
     erratum<MatmulProblem>("matmul-tf32",
                            [](const MatmulProblem& p) { return p.x.dtype == ScalarType::Float; })
         .of("graph")
