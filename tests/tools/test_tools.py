@@ -42,9 +42,10 @@ def checkout(tmp_path: Path) -> Path:
 
 def bootstrap(checkout: Path, *extras: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs tools/bootstrap, by default for this interpreter."""
+    own = {"TORCH_CUDNN_EXT_PYTHON": sys.executable, "TORCH_VERSION": "", "CXX": ""}
     return subprocess.run(
         [shutil.which("bash") or "bash", str(checkout / "tools" / "bootstrap"), *extras],
-        env={**os.environ, "TORCH_CUDNN_EXT_PYTHON": sys.executable, "CXX": "", **environment},
+        env={**os.environ, **own, **environment},
         capture_output=True,
         text=True,
     )
