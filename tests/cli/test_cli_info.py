@@ -21,20 +21,18 @@ from torch_cudnn_ext.cli import main, script
 
 def test_info(capsys: Capture) -> None:
     assert main(["info"]) == 0
+    short = capsys.readouterr().out
+    for text in (torch.__version__, "libcudnn  ", "target:h200", "cpu", "verified"):
+        assert text in short
+    assert short.startswith(f"torch_cudnn_ext {__version__}\n")
+    assert "libcudnn.so.9" not in short and "algorithms" not in short
+    assert len(short.splitlines()) <= 11 + 3 * torch.cuda.device_count()
+    assert main(["info", "--all"]) == 0
     out = capsys.readouterr().out
-    for text in (
-        torch.__version__,
-        "libcudnn.so.9",
-        "target:h200",
-        "graph",
-        "legacy",
-        "cpu",
-        "verified",
-    ):
+    for text in ("libcudnn.so.9", "graph", "legacy"):
         assert text in out
-    assert out.startswith(f"torch_cudnn_ext {__version__}\n")
     if not torch.cuda.is_available():  # there several do it by default
-        assert main(["info", "--jobs", "2"]) == 0
+        assert main(["info", "--all", "--jobs", "2"]) == 0
         assert capsys.readouterr().out == out
 
 
@@ -87,6 +85,7 @@ def test_what_is_known_of_versions_is_shown(kind: str, capsys: Capture) -> None:
             ["--hints", "--format", "csv"],
             "--format: got 'csv', wanted one of table, json, markdown",
         ),
+        (["--jobs", "2"], "--jobs: got 2 with no --all, which it is for"),
         (["--cudnn", "9.28.1"], "--cudnn: got '9.28.1' with neither --errata nor --hints"),
         (["--errata", "--cudnn", "nine"], "--cudnn: version: got 'nine', wanted two or three"),
     ],

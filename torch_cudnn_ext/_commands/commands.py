@@ -282,8 +282,11 @@ class Optimize(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Info(Command):
-    """Print versions, libraries, devices, and the backends with their numbers of algorithms."""
+    """Print versions, the folder of cuDNN, devices, and the tuning store."""
 
+    show_all: bool = option(
+        False, "--all", "Also the files of cuDNN, and each backend with its numbers of algorithms."
+    )
     operators: bool = option(False, "--operators", "The table of operators alone, as Markdown.")
     errata: bool = option(
         False,
@@ -307,7 +310,8 @@ class Info(Command):
         count(
             "--jobs",
             1,
-            "Processes that build every engine for a GPU; by default one a core, at most 8.",
+            "Of --all: processes that build every engine for a GPU; by default one a core, at most "
+            "8.",
         ),
     ] = None
 
@@ -322,6 +326,8 @@ class Info(Command):
         else:
             for name in ("cudnn", "format"):
                 options.forbid(context, name, "neither --errata nor --hints, which it is for")
+            if not self.show_all:
+                options.forbid(context, "jobs", "no --all, which it is for")
 
 
 @dataclass(frozen=True, kw_only=True)

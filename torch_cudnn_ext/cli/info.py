@@ -48,7 +48,9 @@ def info_command(context: typer.Context, given: Info) -> None:
         return
     for name, version in {"torch_cudnn_ext": __version__, **_C.versions()}.items():
         typer.echo(f"{name:15} {version}")
-    for path in _C.cudnn_files():
+    files_of_cudnn = [Path(path) for path in _C.cudnn_files()]
+    shown = files_of_cudnn if given.show_all else dict.fromkeys(f.parent for f in files_of_cudnn)
+    for path in shown:
         typer.echo(f"{'libcudnn':15} {path}")
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     files = Path(__file__).parents[1].glob("devices/*.json")
@@ -66,8 +68,9 @@ def info_command(context: typer.Context, given: Info) -> None:
             typer.echo(
                 f"{'replay':15} {device}: {asked}" + (f", but {obstacle}" if obstacle else "")
             )
-    typer.echo()
-    print_tables(_backend_tables(given.jobs))
+    if given.show_all:
+        typer.echo()
+        print_tables(_backend_tables(given.jobs))
 
 
 def _print_known(given: Info) -> None:
