@@ -76,6 +76,8 @@ class OptimizationReport:
             return f"{self.network}: {self.note or 'not timed'}"
         low, high = self.interval
         plain = min(ms for way, ms in self.times_ms.items() if way.is_pytorchs)
+        if low <= 1:
+            return f"{self.network}: as fast as with PyTorch's layers, {plain:.4g} ms"
         return (
             f"optimize makes {self.network} {self.ratio:.2f}x ({low:.2f} to {high:.2f}) faster: "
             f"{plain:.4g} -> {self.times_ms[self.way]:.4g} ms"

@@ -83,7 +83,8 @@ def choose_way(fast: OptimizedModel, args: tuple[Any, ...], right: list[Way]) ->
             report.way = best
             report.ratio, report.interval = result.ratio, (result.low, result.high)
             return
-        _add_note(report, f"PyTorch's layers run, since ours were slower: {result.ratio:.3f}")
+        longer = 1 / result.ratio
+        _add_note(report, f"PyTorch's layers run, since ours took {longer:.3f} times as long")
     report.way = min((w for w in right_ones if w.is_pytorchs), key=report.times_ms.__getitem__)
 
 

@@ -133,7 +133,10 @@ def sentence_of(profile: Profile) -> str:
     what = _what(profile, found)
     clear = [gain for gain in found if gain.is_clear]
     if not found or not after:
-        return f"{what}: there is nothing to compare, as no algorithm of PyTorch was timed."
+        return (
+            f"{what}: there is nothing to compare, as PyTorch's own kernel was not timed, or nothing "
+            "else runs under the constraints."
+        )
     if not clear:
         return (
             f"Nothing makes {what} faster than PyTorch's own kernels do "

@@ -113,8 +113,8 @@ def _place_kept(table: str | None) -> str:
 
 def _footer(place_kept: str, asked: int, known: int, kept: int) -> str:
     """How many of the problems were kept before, and are now."""
-    text = f"{known} of {asked} problems were in {place_kept} before. " if known else ""
-    text += f"{kept} of {asked} are kept"
+    text = f"{known} of {asked} problems were known before. " if known else ""
+    text += f"{kept} of {asked} are kept in {place_kept}"
     if kept < asked:
         text += "; the next call measures the others, which were too noisy or not reached"
     return f"{text}."
