@@ -134,8 +134,8 @@ def sentence_of(profile: Profile) -> str:
     clear = [gain for gain in found if gain.is_clear]
     if not found or not after:
         return (
-            f"{what}: there is nothing to compare, as PyTorch's own kernel was not timed, or nothing "
-            "else runs under the constraints."
+            f"{what}: there is nothing to compare, as PyTorch's own kernel was not timed, or "
+            "nothing else runs under the constraints."
         )
     if not clear:
         return (
