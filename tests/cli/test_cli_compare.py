@@ -13,7 +13,7 @@ from torch_cudnn_ext.cli import main
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
-    """Results of `tune`, of which the second are slower."""
+    """Two results of `tune`; the second is slower."""
     row = {"algorithm": "aten:default", "status": "ok", "reason": "", "spread_ms": 0.0}
     names = []
     for name, ms in (("a.json", 1.0), ("b.json", 1.5)):

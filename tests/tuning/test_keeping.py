@@ -36,7 +36,7 @@ SOFTMAX = "softmax_fwd x=f32[4,64,1]:nchw log=false"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Path]:
-    """A store of this test's own, of which a new process would know nothing yet."""
+    """A store of this test's own, which nothing has read yet."""
     folder = tmp_path / "store"
     knobs.store = folder
     forget()

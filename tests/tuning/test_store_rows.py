@@ -83,7 +83,7 @@ def test_foreign_lines_are_no_rows(line: bytes) -> None:
 
 
 def poisoned(**fields: Any) -> dict[str, Any]:
-    """A row's fields, of which some of the measurement are changed."""
+    """A row's fields; some fields of its measurement are changed."""
     return fields_of(row_line(entry("", None, "", measurement(**fields)), WHEN)) | {
         "problem": entry()["problem"]
     }

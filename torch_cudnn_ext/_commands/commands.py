@@ -422,7 +422,7 @@ class Store(Command):
         },
     )
     store: str | None = option(
-        None, "--store", "Another folder than that of knobs.store and TORCH_CUDNN_EXT_STORE."
+        None, "--store", "The folder of the store; by default that of knobs.store."
     )
     older_than: Annotated[
         int | None,

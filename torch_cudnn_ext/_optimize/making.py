@@ -125,6 +125,7 @@ def _reason_against_compiling(recipe: Recipe, traced: Traced) -> str:
 
 
 def names_text(whole: Iterable[str]) -> str:
+    """The names of modules in a sentence."""
     return ", ".join(name or "the model" for name in whole)
 
 

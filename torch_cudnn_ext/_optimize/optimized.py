@@ -109,14 +109,13 @@ class OptimizedModel(Module):
 
     def _compute(self, way: Way, /, *args: Any, **kwargs: Any) -> Any:
         """Compute it without a graph. What was traced holds for the example's form alone."""
+        if self.report.torch_compile:
+            way = way.uncompiled
+        if way in (Way.plain, Way.plain_graph) or not self._is_as_traced(args, kwargs):
+            return self._plain(*args, **kwargs)
         is_tuned = sizes_of(args) in self._recipe.shapes
-        is_compiled = (
-            way.is_compiled
-            and is_tuned
-            and not self.report.torch_compile
-            and self._compiled[way.without_graph].takes(args)
-        )
-        if not self._is_as_traced(args, kwargs) or (way.is_pytorchs and not is_compiled):
+        is_compiled = way.is_compiled and is_tuned and self._compiled[way.without_graph].takes(args)
+        if way.is_pytorchs and not is_compiled:
             return self._plain(*args, **kwargs)
         ours = self._tuned if is_tuned else self._untuned
         network = self._compiled[way.without_graph] if is_compiled else ours

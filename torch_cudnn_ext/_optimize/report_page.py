@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from torch_cudnn_ext.analysis.page import (
     Page,
     Section,
+    environment,
     facts_table,
-    note,
-    replay_line,
     sorted_table,
 )
 from torch_cudnn_ext.analysis.pictures import Bar, bars
@@ -36,12 +35,11 @@ def report_page(report: OptimizationReport, replay: str) -> Page:
         for way, ms in report.times_ms.items()
     ]
     problems = Table("", _COLUMNS, [_cells(row) for row in report.problems])
-    again = note("To do this again:") + replay_line(replay) if replay else ""
     sections = [
         Section("Ways to run", bars(ways, "ms a call; grey: PyTorch's layers")),
         Section("What was done", facts_table(report.facts())),
         Section("Problems", sorted_table(problems) if report.problems else ""),
-        Section("Environment", facts_table(versions()) + again),
+        environment(versions(), "To do this again:", replay),
     ]
     return Page(f"{report.network}, optimized", f"{report.sentence()}.", sections)
 

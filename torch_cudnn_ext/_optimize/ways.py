@@ -27,6 +27,7 @@ ROUNDS_S = 5.0
 
 
 def faster_of(found: list[OptimizedModel], args: tuple[Any, ...]) -> OptimizedModel:
+    """The faster of two networks."""
     times = _samples([(fast, Way.optimized) for fast in found], args)
     return found[0] if sum(times[0]) <= sum(times[1]) else found[1]
 

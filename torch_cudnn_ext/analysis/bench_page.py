@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch_cudnn_ext.analysis.page import (
     Page,
     Section,
-    facts_table,
-    note,
-    replay_line,
+    environment,
     sorted_table,
 )
 from torch_cudnn_ext.analysis.pictures import Bar, backend_legend, bars
@@ -62,11 +60,10 @@ def bench_page(
     shown = f" ({more} more in the table)" if more else ""
     used = {line.kind for line in lines}
     keys = backend_legend(used, "PyTorch; ours in colour:")
-    again = note("To measure again:") + replay_line(replay) if replay else ""
     sections = [
         Section("Speed-up", keys * bool(lines) + bars(lines, f"PyTorch's time by ours{shown}")),
         Section("Comparisons", "".join(map(sorted_table, tables))),
-        Section("Environment", facts_table(facts) + again),
+        environment(facts, "To measure again:", replay),
     ]
     title = tables[0].title if tables else "Comparison with PyTorch"
     return Page(title[:1].upper() + title[1:], bench_sentence(items), sections)

@@ -12,9 +12,7 @@ from torch_cudnn_ext.analysis.lint import Hint, hints_table
 from torch_cudnn_ext.analysis.page import (
     Page,
     Section,
-    facts_table,
-    note,
-    replay_line,
+    environment,
     sorted_table,
 )
 from torch_cudnn_ext.analysis.pictures import Bar, backend_legend, bars
@@ -87,12 +85,11 @@ def explanation_page(
     """
     choices = ("kind", "op", "why")
     columns = [replace(one, choice=one.heading in choices) for one in table.columns]
-    again = note("To explain again:") + replay_line(replay) if replay else ""
     sections = [
         Section("What costs time", table_html(hints_table(hints))),
         Section("Time", _time(explanation.calls)),
         Section("Calls", sorted_table(replace(table, title="", columns=columns))),
-        Section("Environment", facts_table(facts) + again),
+        environment(facts, "To explain again:", replay),
     ]
     title = f"What {explanation.title} runs"
     return Page(title, explanation_sentence(explanation), sections)

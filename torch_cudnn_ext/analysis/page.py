@@ -93,6 +93,12 @@ def sorted_table(table: Table, filter: bool = True) -> str:
     return table_html(table, classes) + notes
 
 
+def environment(facts: Mapping[str, str], again: str, command: str) -> Section:
+    """The last section: the environment, and the command that does it again if there is one."""
+    replay = note(again) + replay_line(command) if command else ""
+    return Section("Environment", facts_table(facts) + replay)
+
+
 def facts_table(facts: Mapping[str, str]) -> str:
     """Names and values, such as those of an environment."""
     rows = [[name, value] for name, value in facts.items() if value]

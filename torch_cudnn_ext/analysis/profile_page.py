@@ -14,7 +14,7 @@ from torch_cudnn_ext.analysis.lint import hints_table, profile_hints
 from torch_cudnn_ext.analysis.page import (
     Page,
     Section,
-    facts_table,
+    environment,
     note,
     replay_line,
     sorted_table,
@@ -68,7 +68,6 @@ def profile_page(profile: Profile, extent: Extent, facts: Mapping[str, str], rep
     """
     found = gains(profile)
     numbers = {layer.problem: i for i, layer in enumerate(profile.layers, 1)}
-    again = note("To measure again:") + replay_line(replay) if replay else ""
     sections = [
         Section("Most to gain", _most_to_gain(profile, found, numbers)),
         Section("What costs time", table_html(hints_table(profile_hints(profile)))),
@@ -76,7 +75,7 @@ def profile_page(profile: Profile, extent: Extent, facts: Mapping[str, str], rep
         Section("Layers", _layers(profile, found, numbers)),
         Section("Roofline", _roofline(profile, found, numbers)),
         Section("Algorithms", _algorithms(profile, extent, numbers)),
-        Section("Environment", facts_table(facts) + again),
+        environment(facts, "To measure again:", replay),
     ]
     title = f"Profile of {profile.title or _what(profile.layers)}"
     return Page(title, sentence_of(profile), sections)
