@@ -157,7 +157,8 @@ class Ranking {
       return is_much_slower(disturbed) ? Comparison::no_faster : Comparison::unstable;
     }
     // Other work slows some algorithms more than others, also in rounds that it did not disturb.
-    constexpr double kLimitBesideOtherWork = 0.95;
+    // What uses all cores suffers most.
+    constexpr double kLimitBesideOtherWork = 0.8;
     double limit = saves && ms > 0 ? limit_of_baseline(ms) / ms : 1;
     return compare(pairs, disturbed.empty() ? limit : limit * kLimitBesideOtherWork);
   }
