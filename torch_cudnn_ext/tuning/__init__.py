@@ -11,9 +11,11 @@ from torch_cudnn_ext.tuning.store import (
     reset,
 )
 from torch_cudnn_ext.tuning.tune import tune, tune_model
+from torch_cudnn_ext.tuning.untuned import UntunedProblem, untuned
 
 __all__ = [
     "Statistics",
+    "UntunedProblem",
     "clear",
     "entries",
     "export_table",
@@ -24,6 +26,7 @@ __all__ = [
     "store_path",
     "tune",
     "tune_model",
+    "untuned",
 ]
 
 
