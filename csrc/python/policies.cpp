@@ -58,6 +58,20 @@ py::dict policy_fields(const std::string& text, const std::string& family) {
   return d;
 }
 
+void set_knobs(const std::string& policy, bool verbose, const std::string& isolate,
+               std::optional<double> search_budget_s) {
+  Isolation isolation = enum_value(kIsolations, "isolate", isolate);
+  set_process_policy(parse_policy(policy, ConvolutionProblem::kFamily));
+  set_verbose(verbose);
+  set_isolation(isolation);
+  set_search_budget(search_budget_s);
+}
+
+bool admits_all_of(const std::string& constraints, const std::string& others,
+                   const std::string& family) {
+  return parse_policy(constraints, family).admits_all_of(parse_policy(others, family));
+}
+
 }  // namespace
 
 void bind_policies(py::module_& m) {
@@ -79,18 +93,8 @@ void bind_policies(py::module_& m) {
         return parse_policy(text, "conv").workspace_cap(parse_device(device));
       },
       py::arg("text"), py::arg("device"));
-  m.def(
-      "set_knobs",
-      [](const std::string& policy, bool verbose, const std::string& isolate,
-         std::optional<double> search_budget_s) {
-        Isolation isolation = enum_value(kIsolations, "isolate", isolate);
-        set_process_policy(parse_policy(policy, ConvolutionProblem::kFamily));
-        set_verbose(verbose);
-        set_isolation(isolation);
-        set_search_budget(search_budget_s);
-      },
-      py::arg("policy_text"), py::arg("verbose"), py::arg("isolate") = "auto",
-      py::arg("search_budget_s") = py::none());
+  m.def("set_knobs", set_knobs, py::arg("policy_text"), py::arg("verbose"),
+        py::arg("isolate") = "auto", py::arg("search_budget_s") = py::none());
   m.def(
       "push_flags",
       [](const std::string& policy) {
@@ -132,12 +136,8 @@ void bind_policies(py::module_& m) {
         return text_of_levels(ruled(parsed, policy).policy, family_of(parsed));
       },
       py::arg("problem"), py::arg("policy"));
-  m.def(
-      "admits_all_of",
-      [](const std::string& constraints, const std::string& others, const std::string& family) {
-        return parse_policy(constraints, family).admits_all_of(parse_policy(others, family));
-      },
-      py::arg("constraints"), py::arg("others"), py::arg("family"));
+  m.def("admits_all_of", admits_all_of, py::arg("constraints"), py::arg("others"),
+        py::arg("family"));
   m.def(
       "constraints_text",
       [](const std::string& text, const std::string& policy) {

@@ -1,5 +1,5 @@
 // The tuning store: the functions of Python that keep rankings on disk, and what was measured.
-#include <memory>
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -36,32 +36,33 @@ std::optional<KnownRanking> known_from(const py::object& found) {
   return known;
 }
 
-void set_tuning_store_py(const py::object& find, const py::object& add, const py::object& problems,
-                         const py::object& record) {
+// A function of Python that takes a key. Never freed, since it may outlive the interpreter.
+auto asking(const py::object& function) {
+  return [f = new py::object(function)](const TableKey& key) -> std::optional<KnownRanking> {
+    if (!may_ask_store()) return std::nullopt;
+    py::gil_scoped_acquire acquire;
+    return known_from((*f)(key.problem, key.device, key.constraints));
+  };
+}
+
+void set_tuning_store_py(const std::optional<std::map<std::string, py::object>>& functions) {
   TuningStore store;
-  if (!find.is_none()) {
-    // Never freed, since they may outlive the interpreter.
-    auto kept = [](const py::object& function) { return new py::object(function); };
-    store.find = [f = kept(find)](const TableKey& key) -> std::optional<KnownRanking> {
-      if (!may_ask_store()) return std::nullopt;
-      py::gil_scoped_acquire acquire;
-      return known_from((*f)(key.problem, key.device, key.constraints));
-    };
-    store.add = [f = kept(add)](const TableEntry& entry) -> std::optional<KnownRanking> {
+  if (functions) {
+    store.find = asking(functions->at("find"));
+    store.claim = asking(functions->at("claim"));
+    store.give_up = asking(functions->at("give_up"));
+    store.record = asking(functions->at("record"));
+    store.add = [f = new py::object(functions->at("add"))](
+                    const TableEntry& entry) -> std::optional<KnownRanking> {
       if (!may_ask_store()) return std::nullopt;
       py::gil_scoped_acquire acquire;
       return known_from((*f)(entry_dict(entry)));
     };
-    store.problems = [f = kept(problems)](const std::string& device,
-                                          const std::string& constraints) {
+    store.problems = [f = new py::object(functions->at("problems"))](
+                         const std::string& device, const std::string& constraints) {
       if (!may_ask_store()) return std::vector<std::string>();
       py::gil_scoped_acquire acquire;
       return (*f)(device, constraints).cast<std::vector<std::string>>();
-    };
-    store.record = [f = kept(record)](const TableKey& key) {
-      if (!may_ask_store()) return;
-      py::gil_scoped_acquire acquire;
-      (*f)(key.problem, key.device, key.constraints);
     };
   }
   tuning_table::set_store(std::move(store));
@@ -70,8 +71,7 @@ void set_tuning_store_py(const py::object& find, const py::object& add, const py
 }  // namespace
 
 void bind_tuning_store(py::module_& m) {
-  m.def("set_tuning_store", set_tuning_store_py, py::arg("find"), py::arg("add"),
-        py::arg("problems"), py::arg("record"));
+  m.def("set_tuning_store", set_tuning_store_py, py::arg("functions"));
   m.def("measure_counts", [] {
     MeasureCounts counts = measure_counts();
     SearchCounts searches = search_counts();

@@ -24,6 +24,7 @@ RESULTS = {
     "OptimizationReport",
     "Recurrent",
     "Statistics",
+    "UntunedProblem",
     "Step",
     *analysis.__all__,
 }

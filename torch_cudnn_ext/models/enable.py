@@ -64,9 +64,9 @@ def enable(
 
     Args:
         policy: The policy of this level: stronger than `knobs`, weaker than a call's, a module's or
-            a `when` rule's. In a text, a word alone is for every pass of every operator that has it:
-            ``autotune`` for all, ``cpu:online`` for softmax. Passes, numbers and engines of the
-            graph API are for convolution unless they name their operator:
+            a `when` rule's. In a text, a word alone is for every pass of every operator that has
+            it: ``autotune`` for all, ``cpu:online`` for softmax. Passes, and engines of the graph
+            API, are for convolution unless they name their operator:
             ``autotune;softmax=heuristic``.
         replay: ``off``, ``graphs`` or ``kernels``, as in `Policy`; replaces the policy's.
         compiled: What graphs of ``torch.compile`` run of ours. ``conv``: convolutions and recurrent
@@ -292,8 +292,8 @@ def when(matcher: str, use: PolicyLike) -> Rule:
             ``key=glob`` in any order. ``*`` stands for any text and ``?`` for any character; all
             other characters, brackets too, stand for themselves. Fields that a line leaves out
             have their defaults, so that ``align=16`` matches.
-        use: ``autotune``, ``tuned``, ``heuristic``, an algorithm of that pass (its text or cuDNN's integer),
-            or a policy.
+        use: ``autotune``, ``tuned``, ``heuristic``, an algorithm of that pass (its text or cuDNN's
+            integer), or a policy.
 
     Raises:
         TypeError: ``matcher`` is no text, or ``use`` has a type that stands for no policy.

@@ -36,9 +36,6 @@ constexpr const char* kNotDeterministic =
     "fallback: PyTorch's own, as no algorithm is deterministic";
 constexpr const char* kBeyondBackends = "fallback: no admitted backend has an algorithm";
 constexpr const char* kUntuned = "heuristic: nothing was tuned for it";
-constexpr const char* kNoMemory = "no memory to tune in";
-constexpr const char* kAllFailed = "every algorithm failed while tuning";
-constexpr const char* kNoProcess = "the process that tunes for this one failed";
 
 // Makes one decision.
 class Decider {
@@ -256,33 +253,32 @@ class Decider {
       return find_temporary("heuristic: nothing is tuned while a model is traced");
     }
     if (is_search_budget_spent()) return find_beyond_budget();
-    std::vector<Measurement> measured;
-    try {
-      measured = search(request_);
-    } catch (const IsolationFailure& failure) {
-      return find_untuned(kNoProcess, failure.msg());
-    } catch (const c10::Error& error) {
-      if (!is_out_of_memory(error)) throw;
-      return find_untuned(kNoMemory);
-    }
-    if (auto failure = find_failure_of_all(measured)) {
-      bool no_memory = *failure == kOutOfMemory;
-      return no_memory ? find_untuned(kNoMemory) : find_untuned(kAllFailed, *failure);
-    }
-    if (is_unstable(measured)) {
+    TableKey key = key_of(request_);
+    bool is_kept = are_rankings_kept(request_.policy, device_);
+    if (auto agreed = is_kept ? tuning_table::claim(key) : std::nullopt)
+      return find_agreed(*agreed);
+    auto [measured, obstacle, detail] = search(request_);
+    bool unstable = obstacle.empty() && is_unstable(measured);
+    if (!obstacle.empty() || unstable) {
+      auto agreed = is_kept ? tuning_table::give_up(key) : std::nullopt;
+      if (agreed) return find_agreed(*agreed);
+      if (!unstable) return find_untuned(obstacle, detail);
       return first_that_builds(measured, "unstable: too noisy to compare, PyTorch's own runs");
     }
-    std::string why = "tuned";
-    if (are_rankings_kept(request_.policy, device_)) {
-      auto [problem, device, constraints] = key_of(request_);
-      if (auto other = tuning_table::insert_measured({problem, device, constraints, measured})) {
-        if (!other->heuristic.empty()) return find_heuristic("heuristic: " + other->heuristic);
-        measured = other->measurements;
-        why = "cached";
-      }
+    if (is_kept) {
+      auto agreed =
+          tuning_table::insert_measured({key.problem, key.device, key.constraints, measured});
+      if (agreed) return find_agreed(*agreed);
     }
-    Found found = first_that_builds(measured, why);
+    Found found = first_that_builds(measured, "tuned");
     return found ? found : find_rejected_baseline(measured);
+  }
+
+  // What the processes agreed on that tune together.
+  Found find_agreed(const KnownRanking& agreed) {
+    if (!agreed.heuristic.empty()) return find_heuristic("heuristic: " + agreed.heuristic);
+    Found found = first_that_builds(agreed.measurements, "cached");
+    return found ? found : find_rejected_baseline(agreed.measurements);
   }
 
   Found find_beyond_budget() {

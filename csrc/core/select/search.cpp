@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include "core/errors.h"
 #include "core/tune/isolation.h"
 #include "core/tune/measure.h"
 
@@ -81,7 +82,9 @@ SearchCounts search_counts() {
   return searches().counts;
 }
 
-std::vector<Measurement> search(const Request& request) {
+namespace {
+
+std::vector<Measurement> measure_in_call(const Request& request) {
   const auto& [problem, policy, device] = request;
   MeasureOptions options;
   // A GPU builds and times all algorithms in seconds. One call on a CPU may take as long.
@@ -96,6 +99,26 @@ std::vector<Measurement> search(const Request& request) {
     searches().counts.seconds += seconds_from(start);
   });
   return measure_where_set(problem, policy, device, options);
+}
+
+}  // namespace
+
+SearchResult search(const Request& request) {
+  SearchResult result;
+  try {
+    result.measured = measure_in_call(request);
+  } catch (const IsolationFailure& failure) {
+    return {{}, "the process that tunes for this one failed", failure.msg()};
+  } catch (const c10::Error& error) {
+    if (!is_out_of_memory(error)) throw;
+    return {{}, kNoMemory, ""};
+  }
+  if (auto failure = find_failure_of_all(result.measured)) {
+    bool no_memory = *failure == kOutOfMemory;
+    result.obstacle = no_memory ? kNoMemory : "every algorithm failed while tuning";
+    if (!no_memory) result.detail = *failure;
+  }
+  return result;
 }
 
 }  // namespace torch_cudnn_ext

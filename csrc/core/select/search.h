@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/select/decision_record.h"
@@ -15,8 +16,14 @@ namespace torch_cudnn_ext {
 void set_search_budget(std::optional<double> seconds);
 bool is_search_budget_spent();
 
+struct SearchResult {
+  std::vector<Measurement> measured;
+  std::string obstacle;  // why nothing was measured, or all failed; empty otherwise
+  std::string detail;    // of the obstacle; may be empty
+};
 // Measures the problem, for no longer than a call may take.
-std::vector<Measurement> search(const Request& request);
+SearchResult search(const Request& request);
+inline constexpr const char* kNoMemory = "no memory to tune in";
 
 struct SearchCounts {
   int64_t problems = 0;

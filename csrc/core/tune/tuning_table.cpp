@@ -153,6 +153,16 @@ std::optional<KnownRanking> insert_measured(const TableEntry& entry) {
   return other;
 }
 
+std::optional<KnownRanking> claim(const TableKey& key) {
+  auto store = store_now();
+  return store->claim ? store->claim(key) : std::nullopt;
+}
+
+std::optional<KnownRanking> give_up(const TableKey& key) {
+  auto store = store_now();
+  return store->give_up ? store->give_up(key) : std::nullopt;
+}
+
 void record_untuned(const TableKey& key) {
   auto store = store_now();
   if (store->record) store->record(key);

@@ -89,6 +89,9 @@ struct KnownRanking {
 // functions are called without a lock, and may be empty.
 struct TuningStore {
   std::function<std::optional<KnownRanking>(const TableKey&)> find;
+  // Called before a call measures the key, and if the measurement came to nothing. Both may give
+  // what holds instead of a measurement.
+  std::function<std::optional<KnownRanking>(const TableKey&)> claim, give_up;
   // May give what holds in the place of the entry.
   std::function<std::optional<KnownRanking>(const TableEntry&)> add;
   // The problems that have a ranking for a device under the constraints.
@@ -109,6 +112,9 @@ std::vector<std::string> problems(const std::string& device, const std::string& 
 void insert(TableEntry entry);
 // The same, and gives it to the store, which may know what holds in its place.
 std::optional<KnownRanking> insert_measured(const TableEntry& entry);
+// As the store's functions.
+std::optional<KnownRanking> claim(const TableKey& key);
+std::optional<KnownRanking> give_up(const TableKey& key);
 // Tells the store of a problem that nothing was tuned for.
 void record_untuned(const TableKey& key);
 void set_store(TuningStore store);
