@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch_cudnn_ext._C import TableEntry
 
 H200 = "NVIDIA H200/sm90/132sm/cudnn91900"
+_SUM = len('{"sum": "01234567", ')
 WHEN = "2026-11-28T12:00:00.000000Z"
 
 
@@ -43,7 +45,15 @@ def entry(
 
 def summed(fields: dict[str, Any]) -> bytes:
     """A line with the checksum of these fields, whatever they are."""
-    body = json.dumps(fields).encode()[1:]
+    return _summed(json.dumps(fields).encode()[1:])
+
+
+def changed(line: str, change: Callable[[str], str]) -> str:
+    """A line whose text, less the checksum, is changed, with the checksum of that."""
+    return _summed(change(line.rstrip()[_SUM:]).encode()).decode()
+
+
+def _summed(body: bytes) -> bytes:
     return b'{"sum": "%08x", %s\n' % (zlib.crc32(body), body)
 
 

@@ -151,7 +151,7 @@ def test_a_full_disk_costs_the_row_that_does_not_fit(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=True,
     )
-    assert done.stdout == b"2 No space left on device\n"
+    assert done.stdout == b"2 File too large\n"
     lines, damage = read_all(tmp_path)
     assert lines == [line_of(0).rstrip()] * 3 and not damage
 

@@ -44,7 +44,7 @@ class Profile(Command):
     search: options.Search
     isolate: options.Isolate = None
     table: str | None = option(
-        None, "--table", "Print a file of the tuning table; measure nothing."
+        None, "--table", "Print the rankings of a file or a store; measure nothing."
     )
 
     def check(self, context: typer.Context) -> None:
@@ -111,7 +111,7 @@ class Mode:
     table: str | None = option(
         None,
         "--table",
-        "For layers and --networks: a file of the tuning table, to begin with and to add to.",
+        "For layers and --networks: a file or a store, to begin with and to add to.",
     )
 
 
@@ -173,7 +173,7 @@ class Tune(Command):
     table: str | None = option(
         None,
         "--table",
-        "Also a file of the tuning table, to begin with and to add to, for `tuning.import_table`.",
+        "Also a file or a store, to begin with and to add to, for `tuning.import_table`.",
     )
     constraints: options.Constraints
     shard_text: options.Shard = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
@@ -54,7 +53,7 @@ def bench_command(context: typer.Context, given: Bench) -> None:
             ranked = replace(constraints, policy=constraints.policy or DEFAULT_POLICY)
             settings = running.settings_of(found, place, None, ranked, search)
             part = workload.only_shard(found, given.shard_text)
-            _merge_table(mode.table, resume)
+            _merge_table(mode.table)
             journal, jobs = running.journal_of(resume), search.jobs
             results = layers.compare_layers(
                 part, settings, mode.kernels, journal, bar, jobs, mode.table
@@ -153,9 +152,6 @@ def _convolutions(found: list[Layer], source: str) -> list[Layer]:
     return kept
 
 
-def _merge_table(path: str | None, resume: str | None = None) -> None:
-    if path is None:
-        return
-    if resume is not None and os.path.realpath(path) == os.path.realpath(resume):
-        raise typer.BadParameter(f"--table: got {path!r}, the file of --resume, wanted another")
-    running.merge_file(path)
+def _merge_table(path: str | None) -> None:
+    if path is not None:
+        running.merge_file(path)

@@ -14,7 +14,7 @@ from torch_cudnn_ext.analysis.results import Profile as LayersProfile
 from torch_cudnn_ext.analysis.summary import SHOWN_LAYERS
 from torch_cudnn_ext.analysis.tables import LISTED_ROWS
 from torch_cudnn_ext.cli import checks, running, workload
-from torch_cudnn_ext.tuning.store import read_table
+from torch_cudnn_ext.tuning.store import read_rows
 
 
 def profile_command(context: typer.Context, given: Profile) -> None:
@@ -55,7 +55,7 @@ def profile_command(context: typer.Context, given: Profile) -> None:
 
 def _profile_of_file(path: str, problem: str | None) -> LayersProfile:
     with checks.errors_of("--table"):
-        entries = read_table(path)
+        entries = [row.entry for row in read_rows(path)]
         if not entries:
             raise ValueError(f"got {path!r}, which holds no rankings")
     if problem is not None:

@@ -18,7 +18,6 @@ from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._files import write_text
 from torch_cudnn_ext._policy_text import FOR_ALL, fields_of, only_fields, operators
-from torch_cudnn_ext._workload.journal import Journal
 from torch_cudnn_ext._workload.network import Workload
 from torch_cudnn_ext._workload.problems import Layer
 from torch_cudnn_ext.analysis.html import tables_markdown
@@ -28,6 +27,7 @@ from torch_cudnn_ext.analysis.summary import profile_tables
 from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables
 from torch_cudnn_ext.cli import checks
 from torch_cudnn_ext.policy import text_for_all
+from torch_cudnn_ext.tuning.journal import Journal
 from torch_cudnn_ext.tuning.tasks import fp32_switches
 
 T = TypeVar("T")

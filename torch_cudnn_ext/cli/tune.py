@@ -26,7 +26,7 @@ from torch_cudnn_ext.analysis.summary import with_most_to_gain
 from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, bytes_text, milliseconds, plural
 from torch_cudnn_ext.cli import checks, running, workload
 from torch_cudnn_ext.tuning.measure import check_constraints_alone
-from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
+from torch_cudnn_ext.tuning.store_rows import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.tune import problems_met
 
 SHOWN_TUNED = 20  # problems, unless the user asks for all

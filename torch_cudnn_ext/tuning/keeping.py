@@ -23,6 +23,7 @@ from torch_cudnn_ext._files import STORE_VARIABLE, cache_folder
 from torch_cudnn_ext._torch_internals import disable_dynamo
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.tuning.statistics import count, count_missed
+from torch_cudnn_ext.tuning.store import note_origin
 from torch_cudnn_ext.tuning.store_files import (
     FolderRows,
     Place,
@@ -136,6 +137,8 @@ class _Store:
                 continue
             count("found")
             device = row.entry["device"]
+            if device == asked.device:
+                note_origin(row.entry, row.when, row.software)
             return row.entry["measurements"], "" if device == asked.device else device
         count_missed(next(reason for reason in _REASONS if reason in {*reasons, _REASONS[-1]}))
         return None
@@ -232,13 +235,14 @@ def _find(problem: str, device: str, constraints: str) -> tuple[list[Measurement
 @disable_dynamo("the tuning store is written")
 def _add(entry: TableEntry) -> None:
     """What C++ calls when a problem was measured."""
+    when, software = now_text(), software_of(entry["device"])
+    note_origin(entry, when, software)
     with _lock:
         writer = _current().writer
         if writer is None:
             return
-        line = row_line(entry, now_text(), software_of(entry["device"]))
         try:
-            writer.append(entry["device"], line)
+            writer.append(entry["device"], row_line(entry, when, software))
         except OSError as error:
             _warn_unusable(writer.root, f"cannot write to {writer.root}", error)
         else:

@@ -12,7 +12,6 @@ have come too late, and the writer writes it again, to a new file.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import socket
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from torch_cudnn_ext._files import check_path, naming, not_regular, read_lines
 from torch_cudnn_ext.tuning.store_rows import DamagedRowError, Head, Key, head_of, latest_text
 
 SUFFIX = ".jsonl"
@@ -118,6 +118,29 @@ def segments(folder: Path) -> dict[Path, int]:
             return {Path(entry.path): entry.stat().st_size for entry in sorted(files, key=_order)}
     except FileNotFoundError:
         return {}
+
+
+def lines_of(source: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
+    """The lines of a store's folder or of a file, each with its place, less empty ones.
+
+    A last line without an end is left out of a store, in whose segments it is half written.
+
+    Raises:
+        TypeError: ``source`` is no path.
+        OSError: The store or the file cannot be read.
+        ValueError: The file is no text.
+    """
+    check_path(source)
+    path = Path(source)
+    if path.is_dir():
+        files = [file for folder in device_folders(path) for file in segments(folder)]
+        read = [(file, file.read_bytes().split(b"\n")[:-1]) for file in files]
+    else:
+        read = [(path, [line.encode() for line in read_lines(path)])]
+    for file, lines in read:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{file}, line {number}", line
 
 
 def _order(entry: os.DirEntry[str]) -> str:
@@ -223,13 +246,33 @@ def new_name() -> str:
     return f"{_name(socket.gethostname())[:40]}-{os.getpid()}-{time.time_ns()}{SUFFIX}"
 
 
-def _append(path: Path, line: bytes) -> bool:
-    """Append a line by one write; False if the file meanwhile lost its name."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+def append_to_file(path: str | os.PathLike[str], lines: bytes) -> None:
+    """Append lines with their ends to a single file, to which others may append too.
+
+    Raises:
+        OSError: It cannot be written, or is no regular file.
+    """
+    place = Path(path)
+    if place.exists() and not (place.is_file() or place.is_dir()):
+        raise not_regular(path)
+    with naming(path):
+        while not _append(place, lines):
+            continue
+
+
+def _append(path: Path, lines: bytes) -> bool:
+    """Append lines by one write; False if the file meanwhile lost its name.
+
+    They begin on a new line if the last one was cut off.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     file = os.open(path, flags, 0o666)
     try:
-        if os.write(file, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+        size = os.fstat(file).st_size
+        if lines and size and os.pread(file, 1, size - 1) != b"\n":
+            lines = b"\n" + lines
+        while os.write(file, lines) < len(lines):  # again, so that the system says why
+            lines = b"\n" + lines
         opened = os.fstat(file)
         try:
             there = os.stat(path)
