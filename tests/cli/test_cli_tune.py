@@ -1,6 +1,9 @@
 """The command `tune`."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -10,6 +13,7 @@ from cli_helpers import Capture, json_of
 from helpers import LINE, PROBLEM
 
 from torch_cudnn_ext import _C, knobs, tuning
+from torch_cudnn_ext._files import STORE_VARIABLE
 from torch_cudnn_ext.bench import networks as whole_networks
 from torch_cudnn_ext.cli import main
 from torch_cudnn_ext.cli.running import ProgressBar
@@ -172,3 +176,21 @@ def test_a_backward_is_tuned_with_its_forward(
     }
     assert main([*command, "--passes", "bwd_data", "--device", "cpu"]) != 0
     assert "meets on these inputs, fwd,bwd,bwd_filter;" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_second_process_says_that_it_times_nothing(tmp_path: Path) -> None:
+    problems = tmp_path / "lines.txt"
+    problems.write_text(f"{LINE}\nsoftmax_fwd x=f32[4,64,1]:nchw log=false\n")
+    code = "import sys; from torch_cudnn_ext import _C; from torch_cudnn_ext.cli import main; "
+    code += "_C.ignore_other_work(True); sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "tune", "--problems", str(problems), "--device", "cpu"]
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), STORE_VARIABLE: str(tmp_path / "s")}
+    said = [
+        subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    first = r"Measured 2 problems in [1-9]\d* timed runs, found 0 in the store; misses: 2 nothing"
+    assert re.search(first, said[0])
+    assert said[1].endswith("\nMeasured 0 problems in 0 timed runs, found 2 in the store.\n")

@@ -299,11 +299,17 @@ class Info(Command):
         "--hints",
         "Engines that untuned calls name by number alone, and whether they do.",
     )
+    stats: bool = option(
+        False,
+        "--stats",
+        "What the tuning stores hold alone: problems by device and rows by age, and which serve "
+        "this machine, or why not.",
+    )
     cudnn: str | None = option(
         None, "--cudnn", "Of --errata and --hints: for this version, not the loaded."
     )
     format: options.Format = option(
-        options.Format.table, "--format", "How to print --errata and --hints."
+        options.Format.table, "--format", "How to print --errata, --hints and --stats."
     )
     jobs: Annotated[
         int | None,
@@ -319,13 +325,15 @@ class Info(Command):
         """Raise BadParameter for options that do not go together."""
         if self.operators:
             options.allow_only(context, "operators")
+        elif self.stats:
+            options.allow_only(context, "stats", "format")
         elif self.errata or self.hints:
             options.allow_only(context, "errata" if self.errata else "hints", "cudnn", "format")
             if self.format is options.Format.csv:
                 raise typer.BadParameter("--format: got 'csv', wanted one of table, json, markdown")
         else:
-            for name in ("cudnn", "format"):
-                options.forbid(context, name, "neither --errata nor --hints, which it is for")
+            options.forbid(context, "cudnn", "neither --errata nor --hints, which it is for")
+            options.forbid(context, "format", "none of --errata, --hints and --stats")
             if not self.show_all:
                 options.forbid(context, "jobs", "no --all, which it is for")
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import typer
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._commands.commands import Bench, Mode
 from torch_cudnn_ext._defaults import IMAGE_SIZE
@@ -31,7 +31,7 @@ def bench_command(context: typer.Context, given: Bench) -> None:
     source, tensors, constraints = given.source, given.tensors, given.constraints
     mode, search, resume, format = given.mode, given.search, given.resume, given.format
     running.check_report(given.report)
-    place = checks.place_of(given.device)
+    place, before = checks.place_of(given.device), tuning.statistics()
     with running.ProgressBar() as bar:
         compared: _Comparison
         if mode.overhead:
@@ -63,6 +63,8 @@ def bench_command(context: typer.Context, given: Bench) -> None:
         finished, end = running.collect(items)
         output = text(finished, format.value)
     running.print_output(output)
+    if not (mode.overhead or mode.networks):  # these measure in other ways, or processes
+        running.print_measured(format, before)
 
     def report() -> str:
         tables = text(finished, "table")

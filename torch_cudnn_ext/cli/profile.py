@@ -6,7 +6,7 @@ from functools import partial
 
 import typer
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._commands.commands import Profile
 from torch_cudnn_ext._workload.problems import with_proxies
 from torch_cudnn_ext.analysis.profile import measure_layers, profile_of_table
@@ -38,6 +38,7 @@ def profile_command(context: typer.Context, given: Profile) -> None:
     work = workload.from_options(source, given.tensors, constraints.policy, device, trace)
     settings = running.settings_of(work.layers, device, target, constraints, search)
     layers = work.layers if settings.target is None else with_proxies(work.layers)
+    before = tuning.statistics()
     # After proxies are found, so that all shards measure alike.
     layers = workload.only_shard(layers, given.shard_text)
     journal = running.journal_of(given.resume)
@@ -49,6 +50,7 @@ def profile_command(context: typer.Context, given: Profile) -> None:
     is_asked = source_of_top is not None and source_of_top.name == "COMMANDLINE"
     listed_top = None if show_all or is_asked else LISTED_ROWS
     running.print_profile(result, format, show_all, top, listed_top, layers_shown)
+    running.print_measured(format, before)
     report(result)
     running.finish(end, len(measured), len(layers))
 

@@ -51,6 +51,7 @@ def tune_command(context: typer.Context, given: Tune) -> None:
         check_constraints_alone(text)
     layers = merge(workload.only_shard(work.layers, given.shard_text))
     lines = [layer.problem for layer in layers]
+    before = tuning.statistics()
     place_kept = _place_kept(table)
     if table is not None:
         running.merge_file(table)
@@ -83,6 +84,7 @@ def tune_command(context: typer.Context, given: Tune) -> None:
         finally:
             footer = _footer(place_kept, len(lines), known, len(records))
             _print(given, tuned, records, f"tuned on {place}", footer)
+            running.print_measured(given.format, before)
     replay = running.replay_of(context)
     running.write_report(given.report, lambda: tuned.to_html(replay=replay))
     running.finish(end, len(records), len(lines))

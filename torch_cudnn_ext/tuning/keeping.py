@@ -29,7 +29,7 @@ from torch_cudnn_ext.tuning.store_files import (
     Place,
     SegmentWriter,
     device_folders,
-    device_of,
+    difference,
     folder_name,
 )
 from torch_cudnn_ext.tuning.store_rows import (
@@ -156,7 +156,7 @@ class _Store:
                         reasons.add("other software")
         for tier in self._tiers:
             for reason, place in _rows_near(asked, tier.all_rows()):
-                if reason in _SERVING[self._match]:
+                if reason in SERVING[self._match]:
                     yield place
                 else:
                     reasons.add(reason)
@@ -173,7 +173,7 @@ _REASONS = (
     "nothing known",
 )
 # What a row may differ in, by the setting of ``knobs.store_match``.
-_SERVING: dict[str, tuple[str, ...]] = {
+SERVING: dict[str, tuple[str, ...]] = {
     "strict": (),
     "same_cudnn": (),
     "same_gpu": ("other threads", "other cuDNN"),
@@ -188,25 +188,18 @@ def _rows_near(asked: Question, folders: Iterable[FolderRows]) -> list[tuple[str
     first, then the newest.
     """
     _, problem, constraints = asked.key
-    here = device_of(asked.device)
     found = []
     for rows in folders:
         for key in rows.keys():
             if key[1] != problem or key == asked.key:
                 continue
-            device = json.loads(key[0])
-            there = device_of(device)
-            if there.kind != here.kind or (key[2] != constraints and device != asked.device):
+            other = difference(asked.device, json.loads(key[0]))
+            if other is None or (other and key[2] != constraints):
                 continue
-            is_same = there.hardware == here.hardware
-            if key[2] != constraints:
-                reason = "other constraints"
-            elif is_same:
-                reason = "other threads" if here.kind == "cpu" else "other cuDNN"
-            else:
-                reason = "other device"
-            found.append((is_same, rows.places(key)[0], reason))
-    return [(reason, place) for _, place, reason in sorted(found, reverse=True)]
+            found.append((other != "other device", rows.places(key)[0], other))
+    return [
+        (other or "other constraints", place) for _, place, other in sorted(found, reverse=True)
+    ]
 
 
 _lock = RLock()  # guards _store and _warned

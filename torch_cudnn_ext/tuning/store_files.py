@@ -73,6 +73,22 @@ def device_of(fingerprint: str) -> Device:
     return Device(hardware, version) if hardware else Device(fingerprint, "")
 
 
+def difference(asked: str, found: str) -> str | None:
+    """In what a device differs from the one asked for, by their fingerprints.
+
+    Returns:
+        ``""``: in nothing; ``"other cuDNN"``, on a CPU ``"other threads"``; ``"other device"``; or
+        ``None`` if one is a CPU and the other a GPU.
+    """
+    here, there = device_of(asked), device_of(found)
+    if there.kind != here.kind:
+        return None
+    if there.hardware != here.hardware:
+        return "other device"
+    version = "other threads" if here.kind == "cpu" else "other cuDNN"
+    return "" if there == here else version
+
+
 def folder_name(fingerprint: str) -> str:
     """The folder of a device, relative to the store."""
     hardware, version = device_of(fingerprint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -52,6 +53,22 @@ class FolderSummary(NamedTuple):
     bytes: int
     newest: str
     damaged: int
+
+
+class FolderHeads(NamedTuple):
+    """The rows in the folder of a device by what their beginnings tell."""
+
+    device: str
+    heads: list[Head]
+
+
+def heads_by_device(root: Path) -> list[FolderHeads]:
+    """All rows of a store; raises OSError if it cannot be read."""
+    found: dict[bytes, list[Head]] = {}
+    for rows in _all_folders(root):
+        for place in rows.all_places():
+            found.setdefault(place.head.device, []).append(place.head)
+    return [FolderHeads(json.loads(device), heads) for device, heads in sorted(found.items())]
 
 
 def summaries(root: Path) -> list[FolderSummary]:
