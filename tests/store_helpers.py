@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from helpers import LINE
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext.tuning import keeping
 from torch_cudnn_ext.tuning.store_files import FolderRows, device_folders
 
 if TYPE_CHECKING:
@@ -73,3 +77,30 @@ def read_all(root: Path) -> tuple[list[bytes], list[str]]:
         lines += [place.read() for place in rows.all_places()]
         damage += [str(one.error) for one in rows.damage]
     return sorted(lines), damage
+
+
+def forget() -> None:
+    """What a new process does not know."""
+    keeping._store = None
+    keeping._warned.clear()
+    tuning.clear()
+    _C.plan_cache_clear()
+
+
+def run_process(code: str, store: Path, **environment: str) -> Any:
+    """What a process that has this store prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TORCH_CUDNN_EXT_STORE": str(store),
+            "TORCH_CUDNN_EXT_ISOLATE": "never",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext._files import STORE_VARIABLE, cache_folder
-from torch_cudnn_ext._torch_internals import disable_dynamo
+from torch_cudnn_ext._torch_internals import carry_in_compiler_caches, disable_dynamo
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.tuning.statistics import count, count_missed
-from torch_cudnn_ext.tuning.store import note_origin
+from torch_cudnn_ext.tuning.store import note_origin, observe, take_newer
 from torch_cudnn_ext.tuning.store_files import (
     FolderRows,
     Place,
@@ -35,7 +35,9 @@ from torch_cudnn_ext.tuning.store_files import (
 from torch_cudnn_ext.tuning.store_rows import (
     Key,
     Row,
+    head_of,
     key_of,
+    latest_text,
     now_text,
     parse_row,
     quoted,
@@ -138,10 +140,15 @@ class _Store:
             count("found")
             device = row.entry["device"]
             if device == asked.device:
-                note_origin(row.entry, row.when, row.software)
+                note_origin(row)
             return row.entry["measurements"], "" if device == asked.device else device
         count_missed(next(reason for reason in _REASONS if reason in {*reasons, _REASONS[-1]}))
         return None
+
+    def knows(self, row: Row) -> bool:
+        """Whether the user's store has a row that is as new."""
+        rows = self._tiers[0].rows(self._tiers[0].root / folder_name(row.entry["device"]))
+        return any(place.head.when.decode() >= row.when for place in rows.places(row.key))
 
     def _places(self, asked: Question, reasons: set[str]) -> Iterator[Place]:
         """Where rows are that serve, the best first. Adds why others do not."""
@@ -228,18 +235,37 @@ def _find(problem: str, device: str, constraints: str) -> tuple[list[Measurement
 @disable_dynamo("the tuning store is written")
 def _add(entry: TableEntry) -> None:
     """What C++ calls when a problem was measured."""
-    when, software = now_text(), software_of(entry["device"])
-    note_origin(entry, when, software)
+    row = Row(now_text(), software_of(entry["device"]), entry)
+    note_origin(row)
     with _lock:
-        writer = _current().writer
-        if writer is None:
-            return
-        try:
-            writer.append(entry["device"], row_line(entry, when, software))
-        except OSError as error:
-            _warn_unusable(writer.root, f"cannot write to {writer.root}", error)
-        else:
-            count("kept")
+        _write(row, _current().writer)
+
+
+def _write(row: Row, writer: SegmentWriter | None) -> None:
+    """Add a row to the user's store if there is one."""
+    if writer is None:
+        return
+    try:
+        writer.append(row.entry["device"], row_line(row.entry, row.when, row.software))
+    except OSError as error:
+        _warn_unusable(writer.root, f"cannot write to {writer.root}", error)
+    else:
+        count("kept")
+
+
+def _load_artifact(line: bytes) -> None:
+    """Take a ranking that ``torch.compiler.load_cache_artifacts`` loads."""
+    try:
+        head_of(line, latest_text())
+        row = parse_row(line)
+    except (ValueError, RuntimeError) as error:
+        _warn_once(f"an artifact of torch.compiler: {error}; ignored", _load_artifact)
+        return
+    take_newer(row)
+    with _lock:
+        store = _current()
+        if store.writer is not None and not store.knows(row):
+            _write(row, store.writer)
 
 
 def _row_at(place: Place) -> Row | None:
@@ -274,6 +300,8 @@ def _forget_after_fork() -> None:
 
 
 def install() -> None:
-    """Let rankings be kept, and found again."""
+    """Let rankings be kept, and found again; PyTorch's caches of compiled code carry them."""
     _C.set_tuning_store(_find, _add)
+    carry = carry_in_compiler_caches("torch_cudnn_ext", _load_artifact)
+    observe(lambda row: carry(row.about, row_line(row.entry, row.when, row.software).rstrip()))
     os.register_at_fork(after_in_child=_forget_after_fork)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch_cudnn_ext._C import TableEntry
 
 _origins: dict[Key, tuple[str, str]] = {}  # when and with what software a ranking was measured
+_observers: list[Callable[[Row], None]] = []
 
 
 def entries() -> list[TableEntry]:
@@ -162,7 +163,14 @@ def take_rows(rows: Iterable[Row]) -> None:
     """Add rows to the tuning table, in place of what it has for the same keys."""
     taken = list(rows)
     _C.table_import([row.entry for row in taken])
-    _origins.update({row.key: (row.when, row.software) for row in taken})
+    for row in taken:
+        note_origin(row)
+
+
+def take_newer(row: Row) -> None:
+    """Add a row to the tuning table unless that has one which is as new."""
+    if row.key not in _origins or row.when > _origins[row.key][0]:
+        take_rows([row])
 
 
 def held_rows() -> list[Row]:
@@ -170,9 +178,16 @@ def held_rows() -> list[Row]:
     return [Row(*_origins.get(_key(entry), ("", "")), entry) for entry in entries()]
 
 
-def note_origin(entry: TableEntry, when: str, software: str) -> None:
-    """Remember when, and with what software, an entry of the table was measured."""
-    _origins[_key(entry)] = when, software
+def note_origin(row: Row) -> None:
+    """Remember where a ranking of the table is from, and tell the observers of it."""
+    _origins[row.key] = row.when, row.software
+    for observer in _observers:
+        observer(row)
+
+
+def observe(observer: Callable[[Row], None]) -> None:
+    """Have a function called with every ranking that is measured, found or imported."""
+    _observers.append(observer)
 
 
 def _key(entry: TableEntry) -> Key:

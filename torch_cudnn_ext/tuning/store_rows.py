@@ -116,6 +116,11 @@ class Row:
         """What the row is about."""
         return key_of(self.entry["device"], self.entry["problem"], self.entry["constraints"])
 
+    @property
+    def about(self) -> str:
+        """The same as a text."""
+        return " | ".join(self.entry[name] for name in ("problem", "device", "constraints"))
+
     def line(self) -> bytes:
         """The row as a line, with its end."""
         return row_line(self.entry, self.when, self.software, whole=True)
