@@ -27,7 +27,7 @@ from store_helpers import (
 )
 
 from torch_cudnn_ext import _C, knobs, ops, tuning
-from torch_cudnn_ext.tuning import keeping, store_files, store_rows
+from torch_cudnn_ext.tuning import keeping, store_rows
 from torch_cudnn_ext.tuning.store_files import (
     SegmentWriter,
     device_folders,
@@ -306,7 +306,7 @@ def test_a_row_that_cannot_be_written_is_one_line(
     def fails(*_: Any) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(store_files.os, "write", fails)
+    monkeypatch.setattr(os, "write", fails)
     wanted = f"tuning store: cannot write to {store}: {os.strerror(code)}; this process goes on"
     with pytest.warns(UserWarning, match=wanted) as told:
         for _ in range(2):

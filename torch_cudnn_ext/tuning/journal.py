@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from torch_cudnn_ext.tuning.store_files import append_to_file, lines_of
+from torch_cudnn_ext._files import append_lines
+from torch_cudnn_ext.tuning.store_files import lines_of
 from torch_cudnn_ext.tuning.store_rows import Head, Key, heads_of, is_result, key_of, result_line
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read what is in the file, which need not exist."""
         self.path = path
-        append_to_file(path, b"")  # complains now if it cannot be written
+        append_lines(path, b"")  # complains now if it cannot be written
         self._results: dict[Key, tuple[Head, bytes]] = {}
         for _, head, line in heads_of(lines_of(path)):
             if is_result(line):
@@ -50,4 +51,4 @@ class Journal:
 
     def add(self, work: Work, result: dict[str, Any]) -> None:
         """Keep a result, in the file at once; raises OSError if it cannot be written."""
-        append_to_file(self.path, result_line(work, result))
+        append_lines(self.path, result_line(work, result))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._files import check_path, not_regular, write_text
-from torch_cudnn_ext.tuning.store_files import SegmentWriter, append_to_file, lines_of
+from torch_cudnn_ext._files import append_lines, check_path, not_regular, write_text
+from torch_cudnn_ext.tuning.store_files import SegmentWriter, lines_of
 from torch_cudnn_ext.tuning.store_rows import Key, Row, key_of, parse_rows
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def merge_table(path: str | os.PathLike[str]) -> int:
     check_path(path)
     is_store = Path(path).is_dir()
     if not is_store:
-        append_to_file(path, b"")  # complains of what is no regular file
+        append_lines(path, b"")  # complains of what is no regular file
     theirs = {row.key: row for row in read_rows(path)}
     ours = {row.key: row for row in held_rows()}  # after reading, while other threads may tune
     take_rows(row for row in theirs.values() if _is_news(row, ours))
@@ -146,7 +146,7 @@ def merge_table(path: str | os.PathLike[str]) -> int:
         for row in news:
             writer.append(row.entry["device"], row.line())
     else:
-        append_to_file(path, b"".join(row.line() for row in news))
+        append_lines(path, b"".join(row.line() for row in news))
     return len({*theirs, *ours})
 
 

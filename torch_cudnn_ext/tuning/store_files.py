@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_cudnn_ext._files import check_path, naming, not_regular, read_lines
+from torch_cudnn_ext._files import append_once, check_path, read_lines
 from torch_cudnn_ext.tuning.store_rows import DamagedRowError, Head, Key, head_of, latest_text
 
 SUFFIX = ".jsonl"
@@ -249,7 +249,7 @@ class SegmentWriter:
                 self._paths[key] = folder / new_name()
             path = self._paths[key]
             try:
-                if _append(path, line):
+                if append_once(path, line):
                     return
             except OSError:
                 del self._paths[key]  # its last line may be half written; the next row begins anew
@@ -260,43 +260,6 @@ class SegmentWriter:
 def new_name() -> str:
     """The name of a new segment of this process."""
     return f"{_name(socket.gethostname())[:40]}-{os.getpid()}-{time.time_ns()}{SUFFIX}"
-
-
-def append_to_file(path: str | os.PathLike[str], lines: bytes) -> None:
-    """Append lines with their ends to a single file, to which others may append too.
-
-    Raises:
-        OSError: It cannot be written, or is no regular file.
-    """
-    place = Path(path)
-    if place.exists() and not (place.is_file() or place.is_dir()):
-        raise not_regular(path)
-    with naming(path):
-        while not _append(place, lines):
-            continue
-
-
-def _append(path: Path, lines: bytes) -> bool:
-    """Append lines by one write; False if the file meanwhile lost its name.
-
-    They begin on a new line if the last one was cut off.
-    """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    file = os.open(path, flags, 0o666)
-    try:
-        size = os.fstat(file).st_size
-        if lines and size and os.pread(file, 1, size - 1) != b"\n":
-            lines = b"\n" + lines
-        while os.write(file, lines) < len(lines):  # again, so that the system says why
-            lines = b"\n" + lines
-        opened = os.fstat(file)
-        try:
-            there = os.stat(path)
-        except FileNotFoundError:
-            return False
-        return (there.st_ino, there.st_dev) == (opened.st_ino, opened.st_dev)
-    finally:
-        os.close(file)
 
 
 def retire(path: Path) -> Path | None:
