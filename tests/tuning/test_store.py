@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +21,7 @@ from helpers import LINE, OTHER
 from store_helpers import changed, entry, fields_of, measurement, summed
 
 from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext._files import append_lines
 from torch_cudnn_ext.tuning import store, store_rows
 from torch_cudnn_ext.tuning.store import read_rows
 from torch_cudnn_ext.tuning.store_rows import Row, row_line
@@ -342,3 +348,74 @@ def test_an_unwritable_export_leaves_the_old_file(
         tuning.export_table(path)
     assert path.read_text() == "old\n"
     assert [file.name for file in tmp_path.iterdir()] == ["choices.jsonl"]
+
+
+_APPENDS = """
+import sys
+from store_helpers import WHEN, entry
+from torch_cudnn_ext._files import append_lines
+from torch_cudnn_ext.tuning.store_rows import row_line
+
+for number in range(10**9):
+    append_lines(sys.argv[1], row_line(entry(device=f"{sys.argv[2]} {number}"), WHEN))
+    print(number, flush=True)
+"""
+
+
+def test_what_was_appended_outlives_writers_that_are_killed(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    search = os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
+    kept: list[str] = []
+    for turn in range(3):
+        writers = [
+            subprocess.Popen(
+                [sys.executable, "-c", _APPENDS, path, f"{turn}-{number}"],
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(3)
+        ]
+        for number, writer in enumerate(writers):
+            assert writer.stdout is not None and writer.stdout.readline() == "0\n"
+            time.sleep(random.uniform(0, 0.02))
+            writer.kill()
+            said, _ = writer.communicate()
+            kept += [f"{turn}-{number} {one}" for one in ["0", *said.splitlines()]]
+        with path.open("ab") as file:  # and as if one was cut off each time
+            file.write(row_line(entry())[: random.randrange(1, 600)])
+    found = {row.entry["device"] for row in read_rows(path)}
+    assert found >= {*kept} and len(found) <= len(kept) + 9
+
+
+def test_a_flipped_bit_changes_no_ranking(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    rows = [row_of(entry(LINE), EARLY), row_of(entry(OTHER), LATE)]
+    write(path, *rows)
+    whole = path.read_bytes()
+    for _ in range(300):
+        data = bytearray(whole)
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        path.write_bytes(data)
+        with suppress(ValueError):
+            assert all(row in rows for row in read_rows(path))
+
+
+def test_rows_are_appended_to_the_file_that_has_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "choices.jsonl"
+    write(path, row_of(entry(LINE), EARLY))
+    writes = os.write
+
+    def replaced_first(file: int, data: bytes) -> int:
+        monkeypatch.undo()
+        other = tmp_path / "other"
+        write(other, row_of(entry(LINE), LATE))
+        other.replace(path)  # as an export does
+        return writes(file, data)
+
+    monkeypatch.setattr(os, "write", replaced_first)
+    append_lines(path, row_of(entry(OTHER), EARLY).line())
+    assert {row.entry["problem"]: row.when for row in read_rows(path)} == {LINE: LATE, OTHER: EARLY}
