@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers import LINE
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext.tuning import keeping
 from torch_cudnn_ext.tuning.store_files import FolderRows, device_folders
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import TableEntry
 
 H200 = "NVIDIA H200/sm90/132sm/cudnn91900"
+_SUM = len('{"sum": "01234567", ')
 WHEN = "2026-11-28T12:00:00.000000Z"
 
 
@@ -43,7 +49,15 @@ def entry(
 
 def summed(fields: dict[str, Any]) -> bytes:
     """A line with the checksum of these fields, whatever they are."""
-    body = json.dumps(fields).encode()[1:]
+    return _summed(json.dumps(fields).encode()[1:])
+
+
+def changed(line: str, change: Callable[[str], str]) -> str:
+    """A line whose text, less the checksum, is changed, with the checksum of that."""
+    return _summed(change(line.rstrip()[_SUM:]).encode()).decode()
+
+
+def _summed(body: bytes) -> bytes:
     return b'{"sum": "%08x", %s\n' % (zlib.crc32(body), body)
 
 
@@ -63,3 +77,30 @@ def read_all(root: Path) -> tuple[list[bytes], list[str]]:
         lines += [place.read() for place in rows.all_places()]
         damage += [str(one.error) for one in rows.damage]
     return sorted(lines), damage
+
+
+def forget() -> None:
+    """What a new process does not know."""
+    keeping._store = None
+    keeping._warned.clear()
+    tuning.clear()
+    _C.plan_cache_clear()
+
+
+def run_process(code: str, store: Path, **environment: str) -> Any:
+    """What a process that has this store prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TORCH_CUDNN_EXT_STORE": str(store),
+            "TORCH_CUDNN_EXT_ISOLATE": "never",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -430,19 +430,21 @@ def table_import(entries: list[TableEntry], measured: bool = False) -> int:
 # were asked for; or the reason why the heuristic's algorithm is to run.
 _Known: TypeAlias = tuple[list[Measurement], str, str] | str
 
-def set_tuning_store(
-    find: Callable[[str, str, str], _Known | None] | None,
-    add: Callable[[TableEntry], _Known | None] | None,
-    problems: Callable[[str, str], list[str]] | None,
-    record: Callable[[str, str, str], None] | None,
-) -> None:
-    """Set the tuning store; ``None`` for all unsets it.
+class TuningStore(TypedDict):
+    """The functions of a tuning store. A key is a problem, a device's fingerprint and constraints.
 
-    ``find`` takes the problem, the device's fingerprint and the constraints of a ranking that is
-    not in the table. ``add`` takes what was measured, and may give what holds instead. ``problems``
-    gives those that have a ranking for a device and constraints. ``record`` takes what nothing was
-    tuned for. Threads that Python does not know do without.
+    Threads that Python does not know do without.
     """
+
+    find: Callable[[str, str, str], _Known | None]  # a ranking that is not in the table
+    claim: Callable[[str, str, str], _Known | None]  # before a call measures: what holds instead
+    give_up: Callable[[str, str, str], _Known | None]  # the same, if measuring came to nothing
+    add: Callable[[TableEntry], _Known | None]  # what was measured; the same
+    problems: Callable[[str, str], list[str]]  # that have rankings for a device and constraints
+    record: Callable[[str, str, str], None]  # what nothing was tuned for
+
+def set_tuning_store(functions: TuningStore | None) -> None:
+    """Set the tuning store; ``None`` unsets it."""
 
 def measure_counts() -> MeasureCounts:
     """What this process measured, and for how long its calls were searching."""

@@ -1,4 +1,4 @@
-"""Text files, read and written as a whole."""
+"""Text files: read and written as a whole, or appended to."""
 
 import errno
 import json
@@ -92,6 +92,43 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def append_lines(path: str | os.PathLike[str], lines: bytes) -> None:
+    """Append lines with their ends to a file, to which others may append too.
+
+    Raises:
+        OSError: It cannot be written, or is no regular file.
+    """
+    place = Path(path)
+    if place.exists() and not (place.is_file() or place.is_dir()):
+        raise not_regular(path)
+    with naming(path):
+        while not append_once(place, lines):
+            continue
+
+
+def append_once(path: Path, lines: bytes) -> bool:
+    """Append lines by one write; False if the file meanwhile lost its name.
+
+    They begin on a new line if the last one was cut off.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    file = os.open(path, flags, 0o666)
+    try:
+        size = os.fstat(file).st_size
+        if lines and size and os.pread(file, 1, size - 1) != b"\n":
+            lines = b"\n" + lines
+        while os.write(file, lines) < len(lines):  # again, so that the system says why
+            lines = b"\n" + lines
+        opened = os.fstat(file)
+        try:
+            there = os.stat(path)
+        except FileNotFoundError:
+            return False
+        return (there.st_ino, there.st_dev) == (opened.st_ino, opened.st_dev)
+    finally:
+        os.close(file)
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch import _ops as operators
 from torch._C._dynamo import eval_frame
 from torch._subclasses import fake_impls, fake_tensor
+from torch.compiler import _cache as compiler_caches
 from torch.nn import _reduction as reductions
 from torch.nn import functional as F
 from torch.utils import _python_dispatch as dispatch
@@ -211,6 +212,33 @@ def decomposed_in_traces(overridden: Iterable[OpOverload]) -> Iterator[None]:
                 kernels[place] = kernels[composite]
                 undo.callback(kernels.pop, place)
         yield
+
+
+def carry_in_compiler_caches(
+    kind: str, load: Callable[[bytes], None]
+) -> Callable[[str, bytes], None]:
+    """Let ``torch.compiler.save_cache_artifacts`` carry contents of a kind of one's own.
+
+    PyTorch loads none of the saved artifacts in a process that does not know the kind.
+
+    Args:
+        kind: The name of the kind, which no other may have.
+        load: Gets each content that ``torch.compiler.load_cache_artifacts`` loads.
+
+    Returns:
+        A function that takes a key and a content to carry.
+    """
+
+    class Carried(compiler_caches.CacheArtifact):
+        def populate_cache(self) -> None:
+            load(self.content)
+
+        @staticmethod
+        def type() -> str:
+            return kind
+
+    compiler_caches.CacheArtifactFactory.register(Carried)
+    return partial(compiler_caches.CacheArtifactManager.record_artifact, kind)
 
 
 def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:

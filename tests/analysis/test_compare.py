@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import LINE, only_layer
+from store_helpers import fields_of, summed
 
 from torch_cudnn_ext import _C, profile, tuning
 from torch_cudnn_ext.analysis import Change, Differences, compare
@@ -171,9 +172,8 @@ def test_tables_of_two_devices_are_compared(tmp_path: Path) -> None:
     profile(LINE, device="cpu", time_budget_s=0.5)
     file = tmp_path / "a.jsonl"
     tuning.export_table(file)
-    entry = json.loads(file.read_text())
-    entry["device"] = "another"
-    other = written(tmp_path, "b.jsonl", json.dumps(entry) + "\n")
+    row = fields_of(file.read_bytes()) | {"device": "another"}
+    other = written(tmp_path, "b.jsonl", summed(row).decode())
     found = compare(file, other)
     assert found.facts["device"][1] == "another" and not others(found)
     both = written(tmp_path, "both.jsonl", file.read_text() + other.read_text())
@@ -297,7 +297,7 @@ def test_formats_tell_the_same(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "which is empty, wanted a profile, a bench or tuning results"),
-        ("nonsense", "line 1: got 'nonsense', wanted an entry as JSON"),
+        ("nonsense", "line 1: got 'nonsense', wanted a row of the tuning store"),
         ("[]", "which holds another object, wanted a profile"),
         ("{}", "which holds another object, wanted a profile"),
         ('{"layers": [{}]}', "which lacks the field 'rows', wanted a profile"),

@@ -12,11 +12,15 @@ from pkgutil import resolve_name
 
 import pytest
 import torch
-from cli_helpers import Capture
+from cli_helpers import Capture, json_of
 from conftest import ROOT
+from helpers import LINE, OTHER
+from store_helpers import H200, WHEN, entry
 
-from torch_cudnn_ext import _C, __version__
+from torch_cudnn_ext import _C, __version__, knobs
 from torch_cudnn_ext.cli import main, script
+from torch_cudnn_ext.tuning.store_files import SegmentWriter
+from torch_cudnn_ext.tuning.store_rows import now_text, row_line, software_of
 
 
 def test_info(capsys: Capture) -> None:
@@ -135,3 +139,54 @@ def test_the_command_that_is_installed_finds_networks_of_the_folder(
     )
     assert process.returncode == 0, process.stderr
     assert "conv_fwd" in process.stdout
+
+
+def store_of(root: Path) -> None:
+    """A store with rows of this CPU, of it with other threads, and of an H200."""
+    here = _C.device_fingerprint("cpu")
+    writer = SegmentWriter(root)
+    for device in (here, here.replace(here.rpartition("/")[2], "77 threads"), H200):
+        line = row_line(entry(LINE, device), "2020-01-01T00:00:00.000000Z", "torch 2")
+        writer.append(device, line)
+    writer.append(here, row_line(entry(OTHER, here), now_text(), software_of(here)))
+    writer.append(here, row_line(entry(OTHER, here)))
+
+
+def test_the_statistics_of_stores(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["info", "--stats"]) == 0
+    assert capsys.readouterr().out == "The tuning store is off.\n"
+    store_of(tmp_path)
+    knobs.store = tmp_path
+    found = json_of(capsys, "info", "--stats")
+    fingerprint = _C.device_fingerprint("cpu")
+    by_device = {one["device"]: one for one in found["devices"]}
+    here, gpu = by_device.pop(fingerprint), by_device.pop(H200)
+    (others,) = by_device.values()
+    assert (here["problems"], here["rows"]) == (2, 3)
+    ages = {"one day": 1, "7 days": 0, "30 days": 0, "older": 1, "unknown": 1}
+    assert {name: here[name] for name in ages} == ages
+    assert (here["serves"], others["serves"]) == ("cpu", "no: other threads")
+    assert torch.cuda.is_available() or gpu["serves"] == "no: other device"
+    assert main(["info", "--stats"]) == 0
+    out = capsys.readouterr().out
+    assert f"4 problems in {tmp_path}." in out and "store_match is same_cudnn" in out
+    assert gpu["device"] == H200 and "serves here" in out
+
+
+@pytest.mark.parametrize(
+    ("match", "serves"),
+    [("strict", "no: other software"), ("same_gpu", "cpu"), ("any", "cpu")],
+)
+def test_what_serves_depends_on_the_match(
+    capsys: Capture, tmp_path: Path, match: str, serves: str
+) -> None:
+    here = _C.device_fingerprint("cpu")
+    SegmentWriter(tmp_path).append(here, row_line(entry(LINE, here), WHEN, "torch 1"))
+    knobs.store, knobs.store_match = "", match
+    knobs.store_shared = [tmp_path, tmp_path / "missing"]
+    (only,) = json_of(capsys, "info", "--stats")["devices"]
+    assert only["serves"] == serves
+    assert main(["info", "--stats", "--errata"]) == 2
+    assert "--errata: given with --stats, which takes no more than --format" in (
+        capsys.readouterr().err
+    )

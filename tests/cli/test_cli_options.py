@@ -164,7 +164,6 @@ def test_a_policy_and_an_option_that_contradict(policy: str, option: str, capsys
             "problem line: got softmax_fwd, wanted a conv",
         ),
         (["bench", PROBLEM, "--compiled"], "--compiled: got it alone, wanted --modules"),
-        (["bench", PROBLEM, "--resume", "x", "--table", "./x"], "--table: got './x', the file"),
         (["bench", "--overhead", "--table", "x"], "--table: got 'x' with --overhead"),
         (
             ["bench", "--overhead", "--no-allow-tf32"],

@@ -11,6 +11,7 @@ from helpers import ACTIVATION, LINE, PROBLEM
 
 from torch_cudnn_ext import trace, tuning
 from torch_cudnn_ext.cli import main
+from torch_cudnn_ext.tuning.store import read_rows
 
 
 def test_profile_of_one_line(capsys: Capture) -> None:
@@ -143,7 +144,9 @@ def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
     tuning.tune([LINE, other], device="cpu", policy="max_workspace=1GiB", time_budget_s=0.1)
     entries = {entry["problem"]: entry for entry in tuning.entries()}
     tuning.export_table(file)
-    file.write_text(file.read_text().replace(entries[LINE]["device"], "another device"))
+    for row in (rows := read_rows(file)):
+        row.entry["device"] = "another device"
+    file.write_bytes(b"".join(row.line() for row in rows))
     tuning.clear()
     kept = json_of(capsys, "profile", "--table", str(file))
     assert (kept["settings"], kept["versions"]) == (None, None)
@@ -174,6 +177,13 @@ def test_profile_prints_what_was_kept(capsys: Capture, tmp_path: Path) -> None:
     assert main(["profile", "--table", str(file)]) == 2
     assert f"--table: {file}, line 1: " in (error := capsys.readouterr().err)
     assert error.count("\n") == 1
+
+
+def test_profile_prints_a_store(capsys: Capture, tmp_path: Path) -> None:
+    tuning.tune(LINE, device="cpu", time_budget_s=0.1)
+    tuning.merge_table(tmp_path)
+    (layer,) = json_of(capsys, "profile", "--table", str(tmp_path))["layers"]
+    assert layer["problem"] == LINE
 
 
 @pytest.mark.parametrize("command", ["profile", "bench"])

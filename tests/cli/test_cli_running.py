@@ -98,6 +98,23 @@ def test_a_signal_prints_what_was_finished(sent: signal.Signals, tmp_path: Path)
     assert lines[0] in out and "best vs PyTorch" in out
 
 
+def test_a_profile_that_was_killed_goes_on(tmp_path: Path) -> None:
+    file, finished = tmp_path / "lines.txt", tmp_path / "finished.jsonl"
+    file.write_text("\n".join(PROBLEM.replace("x=f32[2", f"x=f32[{n}") for n in range(1, 9)))
+    command = [sys.executable, "-m", "torch_cudnn_ext", "profile", "--problems", str(file)]
+    command += ["--device", "cpu", "--time-budget", "0.1", "--resume", str(finished)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            if finished.exists() and finished.read_bytes().count(b"\n") >= 2:
+                break
+            time.sleep(0.01)
+        process.kill()
+    kept = finished.read_bytes().count(b"\n")
+    for left in (8 - kept, 0):
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert f"\nMeasured {left} problem" in done.stdout
+
+
 @pytest.mark.parametrize("width", [20, 40, 80])
 def test_numbers_are_whole_on_narrow_terminals(width: int) -> None:
     columns = [Column("", right=False, whole=True)]

@@ -1,6 +1,9 @@
 """The command `tune`."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -10,6 +13,7 @@ from cli_helpers import Capture, json_of
 from helpers import LINE, PROBLEM
 
 from torch_cudnn_ext import _C, knobs, ops, tuning
+from torch_cudnn_ext._files import STORE_VARIABLE
 from torch_cudnn_ext.bench import networks as whole_networks
 from torch_cudnn_ext.cli import main
 from torch_cudnn_ext.cli.running import ProgressBar
@@ -134,7 +138,6 @@ def test_a_file_of_the_tuning_table_is_checked_first(
     for command in (["tune", PROBLEM], ["bench", "--networks", "alexnet"]):
         for path, text in (
             (damaged, "line 1: "),
-            (tmp_path, "Is a directory"),
             (Path("/dev/null"), "Not a regular file: '/dev/null'"),
             (tmp_path / "none" / "table", f"No such file or directory: '{tmp_path}/none/tabl"),
         ):
@@ -207,3 +210,21 @@ def test_records_that_are_none(capsys: Capture, tmp_path: Path, more: list[str],
     knobs.store = tmp_path
     assert main(["tune", "--from-record", "--device", "cpu", *more]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_second_process_says_that_it_times_nothing(tmp_path: Path) -> None:
+    problems = tmp_path / "lines.txt"
+    problems.write_text(f"{LINE}\nsoftmax_fwd x=f32[4,64,1]:nchw log=false\n")
+    code = "import sys; from torch_cudnn_ext import _C; from torch_cudnn_ext.cli import main; "
+    code += "_C.ignore_other_work(True); sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "tune", "--problems", str(problems), "--device", "cpu"]
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), STORE_VARIABLE: str(tmp_path / "s")}
+    said = [
+        subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    first = r"Measured 2 problems in [1-9]\d* timed runs, found 0 in the store; misses: 2 nothing"
+    assert re.search(first, said[0])
+    assert said[1].endswith("\nMeasured 0 problems in 0 timed runs, found 2 in the store.\n")

@@ -580,7 +580,7 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     fast.save(file)
     text = file.read_text()
     bad = [
-        text[: len(text) // 2], "", text.replace("format = 1", "format = 2"),
+        text[: len(text) // 2], "", text.replace("format = 2", "format = 3"),
         text.replace('"keep"', '"nhwc"'), text.replace('"heuristic"', "3"),
         text.replace("folded = [", 'folded = [3, "x"'), text.replace('policy = "', 'policy = "x;'),
         text.replace("cuda_graph = true", "cuda_graph = 1"), text + "more = 1\n",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conftest import ROOT
 
-from torch_cudnn_ext.tuning.store import read_table
+from torch_cudnn_ext.tuning.store import read_rows
 
 EXAMPLES = ROOT / "examples"
 # Runs a script; what else the machine does is not to decide what it prints.
@@ -68,7 +68,7 @@ def test_tune_and_ship(device: str, tmp_path: Path) -> None:
     assert re.search(r"^tuned \d+ problems in [\d.]+ s$", output, re.M)
     used = output[output.index("first step") :].splitlines()[1:]
     assert len(used) == 4 and all(line.endswith(" cached") for line in used), output
-    assert len(read_table(table)) >= 6
+    assert len(read_rows(table)) >= 6
 
 
 def test_explain_a_network(device: str) -> None:

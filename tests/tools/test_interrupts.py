@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.tuning.store import read_table
+from torch_cudnn_ext.tuning.store import read_rows
 
 LONGEST_S = 2.0
 SLOW_LINE = (
@@ -122,7 +122,7 @@ def test_a_signal_ends_the_process(
     if code is FIRST_CALL and sent == signal.SIGINT:
         assert "other threads go on True\ntuned\n" in output
     if file.exists():
-        read_table(file)  # raises where it is not whole
+        read_rows(file)  # raises where it is not whole
     slower = 1 + os.getloadavg()[0] / (os.cpu_count() or 1)  # than on an idle machine
     assert took_s < LONGEST_S * slower, output
 

@@ -2,12 +2,9 @@
 
 import dataclasses
 import errno
-import json
 import math
 import os
 import random
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,10 +14,20 @@ from typing import Any
 import pytest
 import torch
 from helpers import LINE, OTHER, PROBLEM
-from store_helpers import H200, WHEN, entry, fields_of, measurement, read_all, summed
+from store_helpers import (
+    H200,
+    WHEN,
+    entry,
+    fields_of,
+    forget,
+    measurement,
+    read_all,
+    run_process,
+    summed,
+)
 
 from torch_cudnn_ext import _C, knobs, ops, tuning
-from torch_cudnn_ext.tuning import keeping, store_files, store_rows
+from torch_cudnn_ext.tuning import keeping, store_rows
 from torch_cudnn_ext.tuning.store_files import (
     SegmentWriter,
     device_folders,
@@ -42,14 +49,6 @@ def store(tmp_path: Path) -> Iterator[Path]:
     forget()
     yield folder
     forget()
-
-
-def forget() -> None:
-    """What a new process does not know."""
-    keeping._store = None
-    keeping._warned.clear()
-    _C.table_clear()
-    _C.plan_cache_clear()
 
 
 def changes(before: tuning.Statistics) -> dict[str, Any]:
@@ -101,25 +100,6 @@ with tce.enabled("autotune"):
 stats = tuning.statistics()
 print(json.dumps([chosen, stats.measured, stats.timed_runs, stats.found, stats.kept, stats.missed]))
 """
-
-
-def run_process(code: str, store: Path, **environment: str) -> Any:
-    """What a process that has this store prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "TORCH_CUDNN_EXT_STORE": str(store),
-            "TORCH_CUDNN_EXT_ISOLATE": "never",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_second_process_measures_nothing_and_decides_the_same(tmp_path: Path) -> None:
@@ -326,7 +306,7 @@ def test_a_row_that_cannot_be_written_is_one_line(
     def fails(*_: Any) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(store_files.os, "write", fails)
+    monkeypatch.setattr(os, "write", fails)
     wanted = f"tuning store: cannot write to {store}: {os.strerror(code)}; this process goes on"
     with pytest.warns(UserWarning, match=wanted) as told:
         for _ in range(2):
@@ -344,7 +324,7 @@ def test_an_older_row_serves_if_the_newest_is_impossible(store: Path) -> None:
 
 def test_damage_is_one_line_and_work_goes_on(store: Path) -> None:
     path = put(store, winner(), b"nonsense\n", summed({"format": 9}), winner()[:50] + b"\n")
-    wanted = f"tuning store: {path}, line 2: got 'nonsense', wanted a row, and 2 more; ignored"
+    wanted = f"tuning store: {path}, line 2: got 'nonsense', wanted a row .*, and 2 more; ignored"
     with pytest.warns(UserWarning, match=wanted) as told:
         assert decided() == ("cpu:online", "cached")
         assert _C.tuned(LINE, "cpu") is None

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from store_helpers import H200, WHEN, entry, read_all
 
-from torch_cudnn_ext.tuning import store_files
 from torch_cudnn_ext.tuning.store_files import (
     FolderRows,
     SegmentWriter,
@@ -119,7 +118,7 @@ def test_a_row_is_written_again_if_its_segment_was_retired(
         (retired := retire(path)) and retired.unlink()  # as compacting does
         return write(file, data)
 
-    monkeypatch.setattr(store_files.os, "write", retires_first)
+    monkeypatch.setattr(os, "write", retires_first)
     writer.append(CPU, line_of(1))
     assert read_all(tmp_path) == ([line_of(1).rstrip()], [])
     (again,) = segments(tmp_path / folder_name(CPU))
@@ -151,7 +150,7 @@ def test_a_full_disk_costs_the_row_that_does_not_fit(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=True,
     )
-    assert done.stdout == b"2 No space left on device\n"
+    assert done.stdout == b"2 File too large\n"
     lines, damage = read_all(tmp_path)
     assert lines == [line_of(0).rstrip()] * 3 and not damage
 

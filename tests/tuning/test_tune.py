@@ -1,6 +1,5 @@
 """What tuning measures, keeps and reports."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 
 from torch_cudnn_ext import _C, Policy, profile, tuning
 from torch_cudnn_ext.analysis.settings import make_settings
+from torch_cudnn_ext.tuning.store_rows import row_line
 
 
 def test_a_problem_is_tuned_once() -> None:
@@ -55,7 +55,7 @@ def test_a_kept_ranking_of_which_nothing_runs_is_measured_anew(tmp_path: Path) -
     path = tmp_path / "choices.jsonl"
     for i, row in enumerate(entry["measurements"]):
         row |= {"algorithm": f"cpu:of_another_version{i}", "backend": "cpu"}
-    path.write_text(json.dumps(entry))
+    path.write_bytes(row_line(entry))
     tuning.clear()
     assert tuning.import_table(path) == 1
     choice = _C.decide(LINE, "cpu", "autotune;backends=cpu")

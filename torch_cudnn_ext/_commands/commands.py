@@ -44,7 +44,7 @@ class Profile(Command):
     search: options.Search
     isolate: options.Isolate = None
     table: str | None = option(
-        None, "--table", "Print a file of the tuning table; measure nothing."
+        None, "--table", "Print the rankings of a file or a store; measure nothing."
     )
 
     def check(self, context: typer.Context) -> None:
@@ -111,7 +111,7 @@ class Mode:
     table: str | None = option(
         None,
         "--table",
-        "For layers and --networks: a file of the tuning table, to begin with and to add to.",
+        "For layers and --networks: a file or a store, to begin with and to add to.",
     )
 
 
@@ -176,7 +176,7 @@ class Tune(Command):
     table: str | None = option(
         None,
         "--table",
-        "Also a file of the tuning table, to begin with and to add to, for `tuning.import_table`.",
+        "Also a file or a store, to begin with and to add to, for `tuning.import_table`.",
     )
     constraints: options.Constraints
     shard_text: options.Shard = None
@@ -306,11 +306,17 @@ class Info(Command):
         "--hints",
         "Engines that untuned calls name by number alone, and whether they do.",
     )
+    stats: bool = option(
+        False,
+        "--stats",
+        "What the tuning stores hold alone: problems by device and rows by age, and which serve "
+        "this machine, or why not.",
+    )
     cudnn: str | None = option(
         None, "--cudnn", "Of --errata and --hints: for this version, not the loaded."
     )
     format: options.Format = option(
-        options.Format.table, "--format", "How to print --errata and --hints."
+        options.Format.table, "--format", "How to print --errata, --hints and --stats."
     )
     jobs: Annotated[
         int | None,
@@ -326,13 +332,15 @@ class Info(Command):
         """Raise BadParameter for options that do not go together."""
         if self.operators:
             options.allow_only(context, "operators")
+        elif self.stats:
+            options.allow_only(context, "stats", "format")
         elif self.errata or self.hints:
             options.allow_only(context, "errata" if self.errata else "hints", "cudnn", "format")
             if self.format is options.Format.csv:
                 raise typer.BadParameter("--format: got 'csv', wanted one of table, json, markdown")
         else:
-            for name in ("cudnn", "format"):
-                options.forbid(context, name, "neither --errata nor --hints, which it is for")
+            options.forbid(context, "cudnn", "neither --errata nor --hints, which it is for")
+            options.forbid(context, "format", "none of --errata, --hints and --stats")
             if not self.show_all:
                 options.forbid(context, "jobs", "no --all, which it is for")
 

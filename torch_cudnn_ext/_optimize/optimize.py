@@ -39,6 +39,7 @@ from torch_cudnn_ext._workload.model_state import preserve_model_state
 from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in
 from torch_cudnn_ext.policy import PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.measure import Progress, check_constraints_alone
+from torch_cudnn_ext.tuning.store import take_rows
 from torch_cudnn_ext.tuning.tune import device_of, problems_met, tune
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def load_optimized(path: str | os.PathLike[str], model: Module) -> OptimizedMode
             f"load_optimized: {os.fspath(path)} was made of another network than this "
             f"{type(plain).__name__}: of {file.network}, or of other layers"
         )
-    _C.table_import(file.rankings)
+    take_rows(file.rankings)
     if not fast.report.torch_compile:
         fast._compiled[Way.mixed].module = make_mixed_network(fast, facts)
     fast.report.way = file.way

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -15,14 +15,12 @@ from torch_cudnn_ext._files import read_text, toml_string, write_text
 from torch_cudnn_ext._optimize.rewriting import Rewrites
 from torch_cudnn_ext._workload.models import in_channels_last
 from torch_cudnn_ext.policy import text_for_all
-from torch_cudnn_ext.tuning.store import entries, entry_line, parse_entry
-
-if TYPE_CHECKING:
-    from torch_cudnn_ext._C import TableEntry
+from torch_cudnn_ext.tuning.store import held_rows
+from torch_cudnn_ext.tuning.store_rows import Row, parse_rows
 
 LAYOUTS = ("keep", "contiguous", "channels_last")
 NEW_SHAPES = ("heuristic", "autotune")
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Way(StrEnum):
@@ -110,7 +108,7 @@ class Recipe:
             TypeError: ``path`` is no path.
             OSError: The file cannot be written.
         """
-        held = [e for e in entries() if e["problem"] in set(self.problems)]
+        held = [row for row in held_rows() if row.entry["problem"] in set(self.problems)]
         lines = [
             "# How torch_cudnn_ext.optimize made a network; load_optimized reads it.",
             f"format = {_FORMAT}",
@@ -129,7 +127,7 @@ class Recipe:
             *_list_lines("problems", self.problems),
             *_list_lines("separate", self.separate),
             *_list_lines("left", self.left),
-            *_list_lines("rankings", [entry_line(e) for e in held]),
+            *_list_lines("rankings", [row.line().decode().rstrip() for row in held]),
             "",
             "[rewrites]",
         ]
@@ -146,7 +144,7 @@ class RecipeFile:
     recipe: Recipe
     way: Way
     rewrites: Rewrites
-    rankings: list[TableEntry]
+    rankings: list[Row]
 
 
 def read_recipe(path: str | os.PathLike[str]) -> RecipeFile:
@@ -183,7 +181,9 @@ def _parsed(table: dict[str, Any]) -> RecipeFile:
             raise ValueError(f"{name} is {rewrites[name]!r:.80}, wanted a list of texts")
     recipe = Recipe(**{name: table[name] for name in _RECIPE})
     recipe.policy = text_for_all(recipe.policy)
-    rankings = [parse_entry(line) for line in table["rankings"]]
+    rankings = parse_rows(
+        (f"rankings, {n}", line.encode()) for n, line in enumerate(table["rankings"], 1)
+    )
     return RecipeFile(table["network"], recipe, Way[table["way"]], Rewrites(**rewrites), rankings)
 
 

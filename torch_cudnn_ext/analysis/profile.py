@@ -23,7 +23,6 @@ from torch import nn
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import only_fields
-from torch_cudnn_ext._workload.journal import Journal
 from torch_cudnn_ext._workload.model_state import in_mode
 from torch_cudnn_ext._workload.network import network_layers
 from torch_cudnn_ext._workload.problems import (
@@ -42,6 +41,7 @@ from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.ops._arguments import check_flag
 from torch_cudnn_ext.policy import PolicyLike
 from torch_cudnn_ext.tuning.isolation import check_isolate, is_isolated
+from torch_cudnn_ext.tuning.journal import Journal
 from torch_cudnn_ext.tuning.measure import BASELINE, Progress, check_progress, measure_tasks
 
 if TYPE_CHECKING:
@@ -207,20 +207,18 @@ def measure_layers(
             values.
     """
     layers = merge(layers)
-    keys = [
-        f"profile | {settings.key(layer.problem)} | measured={layer.measured}" for layer in layers
-    ]
-    finished = [journal.get(key, LayerProfile) if journal is not None else None for key in keys]
+    works = [settings.work(f"profile measured={one.measured}", one.problem) for one in layers]
+    finished = [journal.get(work, LayerProfile) if journal is not None else None for work in works]
     left = [layer.measured for layer, one in zip(layers, finished, strict=True) if one is None]
     for problem in left:  # before other processes use the device
         _peaks(problem, settings)
     tasks = [settings.task(problem, settings.measured_policy) for problem in left]
     rows = measure_tasks(tasks, jobs, progress, isolate)
-    for layer, key, measured in zip(layers, keys, finished, strict=True):
+    for layer, work, measured in zip(layers, works, finished, strict=True):
         if measured is None:
             measured = _profiled(layer, settings, next(rows), is_isolated(settings.device, isolate))
             if journal is not None:
-                journal.add(key, dataclasses.asdict(measured))
+                journal.add(work, dataclasses.asdict(measured))
         measured.names, measured.count = list(layer.names), layer.count
         measured.note = layer.note
         yield measured

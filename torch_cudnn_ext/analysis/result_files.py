@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._files import read_text
 from torch_cudnn_ext.tuning.measure import BASELINE
-from torch_cudnn_ext.tuning.store import parse_table
+from torch_cudnn_ext.tuning.store_rows import parse_rows
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import TableEntry
@@ -112,7 +112,9 @@ def parse_results(text: str, label: str) -> Results:
         said = f"the field {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"got {label!r}, which lacks {said}, wanted {WANTED}") from error
     if value is None or (isinstance(value, dict) and "measurements" in value):
-        return _of_table(parse_table(text, label), label)
+        lines = enumerate(text.splitlines(), 1)
+        rows = parse_rows((f"{label}, line {n}", one.encode()) for n, one in lines if one.strip())
+        return _of_table([row.entry for row in rows], label)
     raise ValueError(f"got {label!r}, which holds another object, wanted {WANTED}")
 
 

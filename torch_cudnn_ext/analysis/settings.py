@@ -10,6 +10,7 @@ from torch_cudnn_ext import _C
 from torch_cudnn_ext._defaults import DEFAULT_TARGET
 from torch_cudnn_ext._policy_text import only_fields
 from torch_cudnn_ext.policy import PolicyLike, text_for_all
+from torch_cudnn_ext.tuning.journal import Work
 from torch_cudnn_ext.tuning.measure import (
     check_knob_search,
     check_time_budget,
@@ -51,11 +52,10 @@ class Settings:
         budget, search = self.time_budget_s, self.knob_search
         return Task(problem, self.device, policy, budget, search, self.min_samples)
 
-    def key(self, problem: str) -> str:
-        """The key under which a journal keeps a finished measurement of the problem."""
+    def work(self, command: str, problem: str) -> Work:
+        """What a journal keeps a finished measurement of the problem under."""
         words = [
-            problem,
-            _C.device_fingerprint(self.device),
+            command,
             f"target={self.target}",
             _C.policy_for(problem, self.policy),
             f"knob_search={self.knob_search}",
@@ -63,7 +63,7 @@ class Settings:
             f"min_samples={self.min_samples}",
             *(f"{name}={_C.versions()[name]}" for name in ("torch", "cudnn")),
         ]
-        return " | ".join(words)
+        return _C.device_fingerprint(self.device), problem, " | ".join(words)
 
 
 def make_settings(

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._timing import current, kernel_names
-from torch_cudnn_ext._workload.journal import Journal
 from torch_cudnn_ext._workload.problems import DTYPES, Layer, convolution_arguments, merge
 from torch_cudnn_ext.analysis.html import formatted
 from torch_cudnn_ext.analysis.records import field_names
 from torch_cudnn_ext.analysis.settings import Settings
 from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, Table
 from torch_cudnn_ext.bench import rounds
+from torch_cudnn_ext.tuning.journal import Journal
 from torch_cudnn_ext.tuning.measure import (
     BASELINE,
     Progress,
@@ -146,8 +146,8 @@ def compare_layers(
     """
     check_progress(progress)
     layers = merge(layers)
-    keys = [f"bench | kernels={kernels} | {settings.key(layer.problem)}" for layer in layers]
-    finished = [journal.get(key, Comparison) if journal is not None else None for key in keys]
+    works = [settings.work(f"bench kernels={kernels}", layer.problem) for layer in layers]
+    finished = [journal.get(work, Comparison) if journal is not None else None for work in works]
     left = [layer.problem for layer, one in zip(layers, finished, strict=True) if one is None]
     for problem in left:  # before the first measurement
         convolution_arguments(problem)
@@ -157,7 +157,7 @@ def compare_layers(
         _pytorch_threads(settings.device) as threads,
         closing(_rankings(tasks, jobs, progress, table)) as rankings,
     ):
-        for layer, key, result in zip(layers, keys, finished, strict=True):
+        for layer, work, result in zip(layers, works, finished, strict=True):
             if result is None:
                 task, ranked = next(rankings)
                 asked = task.algorithms[:1]
@@ -169,7 +169,7 @@ def compare_layers(
                 with current(settings.device):
                     result = _compare(layer, settings, kernels, threads, algorithm, ranked)
                 if journal is not None:
-                    journal.add(key, dataclasses.asdict(result))
+                    journal.add(work, dataclasses.asdict(result))
             result.names, result.count = list(layer.names), layer.count
             yield result
     if failed:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
 import typer
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._commands.commands import Bench, Mode
 from torch_cudnn_ext._defaults import IMAGE_SIZE
@@ -32,7 +31,7 @@ def bench_command(context: typer.Context, given: Bench) -> None:
     source, tensors, constraints = given.source, given.tensors, given.constraints
     mode, search, resume, format = given.mode, given.search, given.resume, given.format
     running.check_report(given.report)
-    place = checks.place_of(given.device)
+    place, before = checks.place_of(given.device), tuning.statistics()
     with running.ProgressBar() as bar:
         compared: _Comparison
         if mode.overhead:
@@ -54,7 +53,7 @@ def bench_command(context: typer.Context, given: Bench) -> None:
             ranked = replace(constraints, policy=constraints.policy or DEFAULT_POLICY)
             settings = running.settings_of(found, place, None, ranked, search)
             part = workload.only_shard(found, given.shard_text)
-            _merge_table(mode.table, resume)
+            _merge_table(mode.table)
             journal, jobs = running.journal_of(resume), search.jobs
             results = layers.compare_layers(
                 part, settings, mode.kernels, journal, bar, jobs, mode.table
@@ -64,6 +63,8 @@ def bench_command(context: typer.Context, given: Bench) -> None:
         finished, end = running.collect(items)
         output = text(finished, format.value)
     running.print_output(output)
+    if not (mode.overhead or mode.networks):  # these measure in other ways, or processes
+        running.print_measured(format, before)
 
     def report() -> str:
         tables = text(finished, "table")
@@ -153,9 +154,6 @@ def _convolutions(found: list[Layer], source: str) -> list[Layer]:
     return kept
 
 
-def _merge_table(path: str | None, resume: str | None = None) -> None:
-    if path is None:
-        return
-    if resume is not None and os.path.realpath(path) == os.path.realpath(resume):
-        raise typer.BadParameter(f"--table: got {path!r}, the file of --resume, wanted another")
-    running.merge_file(path)
+def _merge_table(path: str | None) -> None:
+    if path is not None:
+        running.merge_file(path)

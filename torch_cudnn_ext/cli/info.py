@@ -30,6 +30,7 @@ from torch_cudnn_ext.analysis.errata import (
 from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.tables import Column, Table, print_tables
 from torch_cudnn_ext.cli import checks, running
+from torch_cudnn_ext.cli.store_statistics import print_store_statistics
 from torch_cudnn_ext.tuning.measure import checked_device
 from torch_cudnn_ext.tuning.worker_pool import worker_pool
 
@@ -42,6 +43,9 @@ def info_command(context: typer.Context, given: Info) -> None:
     """Run ``info``."""
     if given.operators:
         typer.echo(operators_markdown(), nl=False)
+        return
+    if given.stats:
+        print_store_statistics(given.format.value)
         return
     if given.errata or given.hints:
         _print_known(given)

@@ -6,7 +6,7 @@ from functools import partial
 
 import typer
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._commands.commands import Profile
 from torch_cudnn_ext._workload.problems import with_proxies
 from torch_cudnn_ext.analysis.profile import measure_layers, profile_of_table
@@ -14,7 +14,7 @@ from torch_cudnn_ext.analysis.results import Profile as LayersProfile
 from torch_cudnn_ext.analysis.summary import SHOWN_LAYERS
 from torch_cudnn_ext.analysis.tables import LISTED_ROWS
 from torch_cudnn_ext.cli import checks, running, workload
-from torch_cudnn_ext.tuning.store import read_table
+from torch_cudnn_ext.tuning.store import read_rows
 
 
 def profile_command(context: typer.Context, given: Profile) -> None:
@@ -38,6 +38,7 @@ def profile_command(context: typer.Context, given: Profile) -> None:
     work = workload.from_options(source, given.tensors, constraints.policy, device, trace)
     settings = running.settings_of(work.layers, device, target, constraints, search)
     layers = work.layers if settings.target is None else with_proxies(work.layers)
+    before = tuning.statistics()
     # After proxies are found, so that all shards measure alike.
     layers = workload.only_shard(layers, given.shard_text)
     journal = running.journal_of(given.resume)
@@ -49,13 +50,14 @@ def profile_command(context: typer.Context, given: Profile) -> None:
     is_asked = source_of_top is not None and source_of_top.name == "COMMANDLINE"
     listed_top = None if show_all or is_asked else LISTED_ROWS
     running.print_profile(result, format, show_all, top, listed_top, layers_shown)
+    running.print_measured(format, before)
     report(result)
     running.finish(end, len(measured), len(layers))
 
 
 def _profile_of_file(path: str, problem: str | None) -> LayersProfile:
     with checks.errors_of("--table"):
-        entries = read_table(path)
+        entries = [row.entry for row in read_rows(path)]
         if not entries:
             raise ValueError(f"got {path!r}, which holds no rankings")
     if problem is not None:

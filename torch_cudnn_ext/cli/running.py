@@ -18,16 +18,16 @@ from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._files import write_text
 from torch_cudnn_ext._policy_text import FOR_ALL, fields_of, only_fields, operators
-from torch_cudnn_ext._workload.journal import Journal
 from torch_cudnn_ext._workload.network import Workload
 from torch_cudnn_ext._workload.problems import Layer
 from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 from torch_cudnn_ext.analysis.settings import Settings, make_settings
 from torch_cudnn_ext.analysis.summary import profile_tables
-from torch_cudnn_ext.analysis.tables import Extent, Table, print_tables
+from torch_cudnn_ext.analysis.tables import Extent, Table, plural, print_tables
 from torch_cudnn_ext.cli import checks
 from torch_cudnn_ext.policy import text_for_all
+from torch_cudnn_ext.tuning.journal import Journal
 from torch_cudnn_ext.tuning.tasks import fp32_switches
 
 T = TypeVar("T")
@@ -188,6 +188,23 @@ def profile_of(
     """The profile of a command's problems."""
     title = source.model or source.problems or ""
     return Profile(layers, settings, title, work.not_profiled, work.without_functions)
+
+
+def measured_text(before: tuning.Statistics) -> str:
+    """What was measured since, what was found in the store, and why other problems were not."""
+    now = tuning.statistics()
+    text = f"measured {plural(now.measured - before.measured, 'problem')} in "
+    text += plural(now.timed_runs - before.timed_runs, "timed run")
+    text += f", found {now.found - before.found} in the store"
+    missed = {why: count - before.missed.get(why, 0) for why, count in now.missed.items()}
+    words = ", ".join(f"{count} {why}" for why, count in missed.items() if count)
+    return f"{text}; misses: {words}" if words else text
+
+
+def print_measured(format: options.Format, before: tuning.Statistics) -> None:
+    """Print `measured_text` after tables; other formats hold results alone."""
+    if format is options.Format.table:
+        typer.echo(f"{measured_text(before)}.".capitalize())
 
 
 def print_profile(

@@ -25,10 +25,9 @@ from torch_cudnn_ext.analysis.tables import (
 )
 from torch_cudnn_ext.cli import checks, running
 from torch_cudnn_ext.tuning import store_upkeep
-from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.store_diff import Difference, StoreDiff, diff
 from torch_cudnn_ext.tuning.store_drift import FAULTS, Drift, drift, rows_to_time
-from torch_cudnn_ext.tuning.store_rows import Head, Row, quoted, time_text
+from torch_cudnn_ext.tuning.store_rows import MEASUREMENT_FIELDS, Head, Row, quoted, time_text
 
 _CPU_BUDGET_S = 2.0  # for a problem, as of tune
 _MOST_LINES = 20  # of damaged lines and missing problems that are printed

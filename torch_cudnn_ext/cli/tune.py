@@ -27,7 +27,7 @@ from torch_cudnn_ext.analysis.summary import with_most_to_gain
 from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, bytes_text, milliseconds, plural
 from torch_cudnn_ext.cli import checks, running, workload
 from torch_cudnn_ext.tuning.measure import check_constraints_alone
-from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
+from torch_cudnn_ext.tuning.store_rows import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.tune import problems_met
 from torch_cudnn_ext.tuning.untuned import recorded
 
@@ -57,6 +57,7 @@ def tune_command(context: typer.Context, given: Tune) -> None:
         check_constraints_alone(text)
     layers = merge(workload.only_shard(work.layers, given.shard_text))
     lines = [layer.problem for layer in layers]
+    before = tuning.statistics()
     place_kept = _place_kept(table)
     if table is not None:
         running.merge_file(table)
@@ -89,6 +90,7 @@ def tune_command(context: typer.Context, given: Tune) -> None:
         finally:
             footer = _footer(place_kept, len(lines), known, len(records))
             _print(given, tuned, records, f"tuned on {place}", footer)
+            running.print_measured(given.format, before)
     if len(records) == len(lines):
         for path in record:
             path.unlink(missing_ok=True)

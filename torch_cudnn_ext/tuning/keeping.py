@@ -21,21 +21,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext._files import STORE_VARIABLE, cache_folder
-from torch_cudnn_ext._torch_internals import disable_dynamo
+from torch_cudnn_ext._torch_internals import carry_in_compiler_caches, disable_dynamo
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.tuning.statistics import count, count_missed
+from torch_cudnn_ext.tuning.store import note_origin, observe, take_newer
 from torch_cudnn_ext.tuning.store_files import (
     FolderRows,
     Place,
     SegmentWriter,
     device_folders,
-    device_of,
+    difference,
     folder_name,
 )
 from torch_cudnn_ext.tuning.store_rows import (
     Key,
     Row,
+    head_of,
     key_of,
+    latest_text,
     now_text,
     parse_row,
     quoted,
@@ -139,11 +142,11 @@ class _Store:
                 continue
             count("found")
             device, constraints = row.entry["device"], row.entry["constraints"]
-            return (
-                row.entry["measurements"],
-                "" if device == asked.device else device,
-                "" if constraints == asked.constraints else constraints or "no constraints",
-            )
+            is_other = device != asked.device
+            if not is_other:
+                note_origin(row)
+            under = "" if constraints == asked.constraints else constraints or "no constraints"
+            return row.entry["measurements"], device if is_other else "", under
         count_missed(next(reason for reason in _REASONS if reason in {*reasons, _REASONS[-1]}))
         return None
 
@@ -156,6 +159,11 @@ class _Store:
             for key in tier.rows(tier.root / folder_name(device)).keys()
             if key[0] == wanted and key[2] == under
         ]
+
+    def knows(self, row: Row) -> bool:
+        """Whether the user's store has a row that is as new."""
+        rows = self._tiers[0].rows(self._tiers[0].root / folder_name(row.entry["device"]))
+        return any(place.head.when.decode() >= row.when for place in rows.places(row.key))
 
     def _places(self, asked: Question, reasons: set[str]) -> Iterator[Place]:
         """Where rows are that serve, the best first. Adds why others do not."""
@@ -171,7 +179,7 @@ class _Store:
         for tier in self._tiers:
             for reason, place in _rows_near(asked, tier.all_rows()):
                 is_strict = self._match == "strict"
-                if reason in _SERVING[self._match] and (
+                if reason in SERVING[self._match] and (
                     not is_strict or place.head.software == software
                 ):
                     yield place
@@ -191,7 +199,7 @@ _REASONS = (
     "nothing known",
 )
 # What a row may differ in, by the setting of ``knobs.store_match``.
-_SERVING: dict[str, tuple[str, ...]] = {
+SERVING: dict[str, tuple[str, ...]] = {
     "strict": (_LOOSER,),
     "same_cudnn": (_LOOSER,),
     "same_gpu": (_LOOSER, "other threads", "other cuDNN"),
@@ -207,26 +215,25 @@ def _rows_near(asked: Question, folders: Iterable[FolderRows]) -> list[tuple[str
     """
     _, problem, constraints = asked.key
     family = _C.problem_info(asked.problem)["family"]
-    here = device_of(asked.device)
     found = []
     for rows in folders:
         for key in rows.keys():
             if key[1] != problem or key == asked.key:
                 continue
-            device = json.loads(key[0])
-            there = device_of(device)
-            if there.kind != here.kind or (key[2] != constraints and device != asked.device):
+            other = difference(asked.device, json.loads(key[0]))
+            if other is None or (other and key[2] != constraints):
                 continue
-            is_same = there.hardware == here.hardware
-            if key[2] != constraints:
-                is_looser = _C.admits_all_of(json.loads(key[2]), asked.constraints, family)
-                reason = _LOOSER if is_looser else "other constraints"
-            elif is_same:
-                reason = "other threads" if here.kind == "cpu" else "other cuDNN"
-            else:
-                reason = "other device"
-            found.append((is_same, rows.places(key)[0], reason))
+            reason = other or _reason_of_constraints(json.loads(key[2]), asked.constraints, family)
+            found.append((other != "other device", rows.places(key)[0], reason))
     return [(reason, place) for _, place, reason in sorted(found, reverse=True)]
+
+
+def _reason_of_constraints(known: str, asked: str, family: str) -> str:
+    """Why a ranking under other constraints serves, or does not."""
+    try:
+        return _LOOSER if _C.admits_all_of(known, asked, family) else "other constraints"
+    except ValueError:  # a text that is none
+        return "damaged"
 
 
 _lock = RLock()  # guards _store and _warned
@@ -255,17 +262,37 @@ def _find(problem: str, device: str, constraints: str) -> tuple[list[Measurement
 @disable_dynamo("the tuning store is written")
 def _add(entry: TableEntry) -> None:
     """What C++ calls when a problem was measured."""
+    row = Row(now_text(), software_of(entry["device"]), entry)
+    note_origin(row)
     with _lock:
-        writer = _current().writer
-        if writer is None:
-            return
-        line = row_line(entry, now_text(), software_of(entry["device"]))
-        try:
-            writer.append(entry["device"], line)
-        except OSError as error:
-            _warn_unusable(writer.root, f"cannot write to {writer.root}", error)
-        else:
-            count("kept")
+        _write(row, _current().writer)
+
+
+def _write(row: Row, writer: SegmentWriter | None) -> None:
+    """Add a row to the user's store if there is one."""
+    if writer is None:
+        return
+    try:
+        writer.append(row.entry["device"], row_line(row.entry, row.when, row.software))
+    except OSError as error:
+        _warn_unusable(writer.root, f"cannot write to {writer.root}", error)
+    else:
+        count("kept")
+
+
+def _load_artifact(line: bytes) -> None:
+    """Take a ranking that ``torch.compiler.load_cache_artifacts`` loads."""
+    try:
+        head_of(line, latest_text())
+        row = parse_row(line)
+    except (ValueError, RuntimeError) as error:
+        _warn_once(f"an artifact of torch.compiler: {error}; ignored", _load_artifact)
+        return
+    take_newer(row)
+    with _lock:
+        store = _current()
+        if store.writer is not None and not store.knows(row):
+            _write(row, store.writer)
 
 
 @disable_dynamo("the tuning store is read")
@@ -322,6 +349,13 @@ def _forget_after_fork() -> None:
 
 
 def install() -> None:
-    """Let rankings be kept, and found again."""
-    _C.set_tuning_store(_find, _add, _problems, _record)
+    """Let rankings be kept, and found again; PyTorch's caches of compiled code carry them."""
+    _C.set_tuning_store(
+        {
+            "find": _find, "add": _add, "problems": _problems, "record": _record,
+            "claim": _claim, "give_up": _give_up,
+        }
+    )
+    carry = carry_in_compiler_caches("torch_cudnn_ext", _load_artifact)
+    observe(lambda row: carry(row.about, row_line(row.entry, row.when, row.software).rstrip()))
     os.register_at_fork(after_in_child=_forget_after_fork)

@@ -12,7 +12,6 @@ algorithm again if its line, or the file, was removed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass, fields
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._files import ERRATA_VARIABLE, cache_folder, naming
+from torch_cudnn_ext._files import ERRATA_VARIABLE, append_lines, cache_folder
 from torch_cudnn_ext._warning import warn
 
 
@@ -112,8 +111,8 @@ def add(device: str, problem: str, algorithm: str, what: str) -> None:
     if path is None:
         return
     try:
-        with naming(path):
-            _append(path, json.dumps(asdict(erratum)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append_lines(path, f"{json.dumps(asdict(erratum))}\n".encode())
     except OSError as error:
         warn(f"local errata: {algorithm} is remembered in this process alone: {error}")
 
@@ -152,18 +151,3 @@ def _parsed(line: bytes) -> LocalErratum:
     if erratum.torch == torch.__version__:
         _C.canonical_problem(erratum.problem)
     return erratum
-
-
-def _append(path: Path, line: str) -> None:
-    """Add a line by one write, after what other processes write."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        size = os.fstat(file).st_size
-        whole = size == 0 or os.pread(file, 1, size - 1) == b"\n"
-        data = f"{'' if whole else chr(10)}{line}\n".encode()
-        if os.write(file, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    finally:
-        os.close(file)

@@ -12,7 +12,6 @@ have come too late, and the writer writes it again, to a new file.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import socket
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from torch_cudnn_ext._files import append_once, check_path, read_lines
 from torch_cudnn_ext.tuning.store_rows import DamagedRowError, Head, Key, head_of, latest_text
 
 SUFFIX = ".jsonl"
@@ -73,6 +73,22 @@ def device_of(fingerprint: str) -> Device:
     return Device(hardware, version) if hardware else Device(fingerprint, "")
 
 
+def difference(asked: str, found: str) -> str | None:
+    """In what a device differs from the one asked for, by their fingerprints.
+
+    Returns:
+        ``""``: in nothing; ``"other cuDNN"``, on a CPU ``"other threads"``; ``"other device"``; or
+        ``None`` if one is a CPU and the other a GPU.
+    """
+    here, there = device_of(asked), device_of(found)
+    if there.kind != here.kind:
+        return None
+    if there.hardware != here.hardware:
+        return "other device"
+    version = "other threads" if here.kind == "cpu" else "other cuDNN"
+    return "" if there == here else version
+
+
 def folder_name(fingerprint: str) -> str:
     """The folder of a device, relative to the store."""
     hardware, version = device_of(fingerprint)
@@ -118,6 +134,29 @@ def segments(folder: Path) -> dict[Path, int]:
             return {Path(entry.path): entry.stat().st_size for entry in sorted(files, key=_order)}
     except FileNotFoundError:
         return {}
+
+
+def lines_of(source: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
+    """The lines of a store's folder or of a file, each with its place, less empty ones.
+
+    A last line without an end is left out of a store, in whose segments it is half written.
+
+    Raises:
+        TypeError: ``source`` is no path.
+        OSError: The store or the file cannot be read.
+        ValueError: The file is no text.
+    """
+    check_path(source)
+    path = Path(source)
+    if path.is_dir():
+        files = [file for folder in device_folders(path) for file in segments(folder)]
+        read = [(file, file.read_bytes().split(b"\n")[:-1]) for file in files]
+    else:
+        read = [(path, [line.encode() for line in read_lines(path)])]
+    for file, lines in read:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{file}, line {number}", line
 
 
 def _order(entry: os.DirEntry[str]) -> str:
@@ -210,7 +249,7 @@ class SegmentWriter:
                 self._paths[key] = folder / new_name()
             path = self._paths[key]
             try:
-                if append_line(path, line):
+                if append_once(path, line):
                     return
             except OSError:
                 del self._paths[key]  # its last line may be half written; the next row begins anew
@@ -221,23 +260,6 @@ class SegmentWriter:
 def new_name(suffix: str = SUFFIX) -> str:
     """The name of a new segment of this process, or of another file."""
     return f"{_name(socket.gethostname())[:40]}-{os.getpid()}-{time.time_ns()}{suffix}"
-
-
-def append_line(path: Path, line: bytes) -> bool:
-    """Append a line by one write; False if the file meanwhile lost its name."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    file = os.open(path, flags, 0o666)
-    try:
-        if os.write(file, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
-        opened = os.fstat(file)
-        try:
-            there = os.stat(path)
-        except FileNotFoundError:
-            return False
-        return (there.st_ino, there.st_dev) == (opened.st_ino, opened.st_dev)
-    finally:
-        os.close(file)
 
 
 def retire(path: Path) -> Path | None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_cudnn_ext._files import check_path
-from torch_cudnn_ext.tuning.store import parse_entry
 from torch_cudnn_ext.tuning.store_files import (
     Damage,
     FolderRows,
     Place,
     SegmentWriter,
     device_folders,
+    lines_of,
     new_name,
     retire,
     segments,
@@ -25,10 +25,11 @@ from torch_cudnn_ext.tuning.store_rows import (
     Key,
     OtherFormatError,
     Row,
+    TornRowError,
     head_of,
+    is_result,
     latest_text,
     parse_row,
-    row_line,
 )
 
 
@@ -52,6 +53,22 @@ class FolderSummary(NamedTuple):
     bytes: int
     newest: str
     damaged: int
+
+
+class FolderHeads(NamedTuple):
+    """The rows in the folder of a device by what their beginnings tell."""
+
+    device: str
+    heads: list[Head]
+
+
+def heads_by_device(root: Path) -> list[FolderHeads]:
+    """All rows of a store; raises OSError if it cannot be read."""
+    found: dict[bytes, list[Head]] = {}
+    for rows in _all_folders(root):
+        for place in rows.all_places():
+            found.setdefault(place.head.device, []).append(place.head)
+    return [FolderHeads(json.loads(device), heads) for device, heads in sorted(found.items())]
 
 
 def summaries(root: Path) -> list[FolderSummary]:
@@ -124,59 +141,35 @@ class Merged(NamedTuple):
 
 
 def merge(root: Path, sources: Iterable[str | os.PathLike[str]]) -> Merged:
-    """Add the rows of other stores, or of files of the tuning table, to a store.
+    """Add the rows of other stores or of files to a store.
 
-    Of two rows for the same device, problem and constraints the newer holds. An entry of a file of
-    the tuning table has no time, so that any row holds instead of it.
+    Of two rows for the same device, problem and constraints the newer holds.
 
     Raises:
         OSError: A source cannot be read, or the store not be written.
+        ValueError: A file is no text.
     """
     writer = SegmentWriter(root)
     held = {key: place.head for key, place in _holding_places(root).items()}
     added, known, left_out = 0, 0, []
-    for where, line in (one for source in sources for one in _lines_of(source)):
+    for where, line in (one for source in sources for one in lines_of(source)):
         try:
-            row, whole = _row_of(line)
-            head = head_of(whole, latest_text())
+            head = head_of(line, latest_text())
+            if is_result(line):
+                continue
+            row = parse_row(line)
+        except TornRowError:
+            continue
         except (ValueError, RuntimeError) as error:
             left_out.append(f"{where}: {error}")
             continue
         if head.key in held and held[head.key] >= head:
             known += 1
             continue
-        writer.append(row.entry["device"], whole + b"\n")
+        writer.append(row.entry["device"], line + b"\n")
         held[head.key] = head
         added += 1
     return Merged(added, known, left_out)
-
-
-def _row_of(line: bytes) -> tuple[Row, bytes]:
-    """The row of a line of a store, or of a file of the tuning table; and its line in a store."""
-    try:
-        head_of(line, latest_text())
-        return parse_row(line), line
-    except OtherFormatError:
-        raise
-    except DamagedRowError:
-        if b'"sum"' in line[:10]:
-            raise
-        entry = parse_entry(line.decode())
-        return Row("", "", entry), row_line(entry).rstrip(b"\n")
-
-
-def _lines_of(source: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
-    """The lines of a store or a file, each with its place; a last line of a store needs an end."""
-    check_path(source)
-    path = Path(source)
-    is_store = path.is_dir()
-    folders = device_folders(path) if is_store else []
-    files = [file for folder in folders for file in segments(folder)] if is_store else [path]
-    for file in files:
-        lines = file.read_bytes().split(b"\n")
-        for number, line in enumerate(lines[:-1] if is_store else lines, 1):
-            if line.strip():
-                yield f"{file}, line {number}", line
 
 
 # Compacting.

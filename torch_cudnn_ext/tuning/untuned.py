@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.tuning.store_files import append_line, folder_name, new_name
+from torch_cudnn_ext._files import append_lines
+from torch_cudnn_ext.tuning.store_files import folder_name, new_name
 
 SUFFIX = ".problems"
 
@@ -76,7 +77,7 @@ class Recorder:
             return
         folder = self.root / folder_name(device)
         folder.mkdir(parents=True, exist_ok=True)
-        append_line(folder / self._name, f"{problem}\n".encode())
+        append_lines(folder / self._name, f"{problem}\n".encode())
         self._recorded.add((problem, device))
 
 
