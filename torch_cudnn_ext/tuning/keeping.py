@@ -3,7 +3,8 @@
 ``knobs.store`` names the folder, by default ``torch_cudnn_ext/tuning`` in the user's cache folder.
 Folders of ``knobs.store_shared`` are read after it and never written. ``knobs.store_match`` says
 which rows serve a device. C++ asks `_find` if a problem is to be tuned and the table in memory does
-not have it, and gives `_add` what was measured.
+not have it, and gives `_add` what was measured. If an agreement of ranks holds, it has the last
+word on both.
 
 The folder of a device is read at the first question for it, and its rows are parsed as they are
 asked for. A store that cannot be read or written costs one warning; tuning goes on without it.
@@ -22,6 +23,7 @@ from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext._files import STORE_VARIABLE, cache_folder
 from torch_cudnn_ext._torch_internals import disable_dynamo
 from torch_cudnn_ext._warning import warn
+from torch_cudnn_ext.tuning.agreement import can_measure, current_agreement
 from torch_cudnn_ext.tuning.statistics import count, count_missed
 from torch_cudnn_ext.tuning.store_files import (
     FolderRows,
@@ -43,7 +45,8 @@ from torch_cudnn_ext.tuning.store_rows import (
 )
 
 if TYPE_CHECKING:
-    from torch_cudnn_ext._C import Measurement, TableEntry
+    from torch_cudnn_ext._C import TableEntry
+    from torch_cudnn_ext.tuning.agreement import Ranking
 
 
 class Question(NamedTuple):
@@ -121,7 +124,7 @@ class _Store:
         self._match = match
         self._tiers = [_Tier(root) for root in ([path] if path else []) + [*map(Path, shared)]]
 
-    def find(self, asked: Question) -> tuple[list[Measurement], str] | None:
+    def find(self, asked: Question) -> Ranking | None:
         """The ranking for a question, and the device that it is of if that is another one.
 
         Counts what is found, and why nothing is.
@@ -139,6 +142,17 @@ class _Store:
             return row.entry["measurements"], "" if device == asked.device else device
         count_missed(next(reason for reason in _REASONS if reason in {*reasons, _REASONS[-1]}))
         return None
+
+    def holds(self, asked: Question, entry: TableEntry) -> bool:
+        """Whether this is the user's store's own ranking for a question, or nothing is kept."""
+        if self.writer is None:
+            return True
+        folder = self.writer.root / folder_name(asked.device)
+        for place in self._tiers[0].rows(folder).places(asked.key):
+            row = _row_at(place)
+            if row is not None:
+                return row_line(entry) == row_line(row.entry)
+        return False
 
     def _places(self, asked: Question, reasons: set[str]) -> Iterator[Place]:
         """Where rows are that serve, the best first. Adds why others do not."""
@@ -220,18 +234,14 @@ def _current() -> _Store:
     return _store
 
 
-@disable_dynamo("the tuning store is read")
-def _find(problem: str, device: str, constraints: str) -> tuple[list[Measurement], str] | None:
-    """What C++ asks for; the second value is as in `_Store.find`."""
-    if device.startswith("target:"):
-        return None
+def _look(asked: Question) -> Ranking | None:
+    """What the stores know; the second value is as in `_Store.find`."""
     with _lock:
-        return _current().find(Question(problem, device, constraints))
+        return _current().find(asked)
 
 
-@disable_dynamo("the tuning store is written")
-def _add(entry: TableEntry) -> None:
-    """What C++ calls when a problem was measured."""
+def _keep(entry: TableEntry) -> None:
+    """Add a row to the store."""
     with _lock:
         writer = _current().writer
         if writer is None:
@@ -243,6 +253,41 @@ def _add(entry: TableEntry) -> None:
             _warn_unusable(writer.root, f"cannot write to {writer.root}", error)
         else:
             count("kept")
+
+
+def keep_others(entries: Iterable[TableEntry]) -> None:
+    """Keep what other ranks measured, unless the store has it: ranks may share it."""
+    with _lock:
+        for entry in entries:
+            asked = Question(entry["problem"], entry["device"], entry["constraints"])
+            if not _current().holds(asked, entry):
+                _keep(entry)
+
+
+@disable_dynamo("the tuning store is read")
+def _find(problem: str, device: str, constraints: str) -> Ranking | str | None:
+    """What C++ asks for: a ranking, why the heuristic's algorithm runs, or ``None`` to measure."""
+    if device.startswith("target:"):
+        return None
+    asked, agreement = Question(problem, device, constraints), current_agreement()
+    if agreement is None:
+        return _look(asked)
+    found = agreement.find(asked, lambda: _look(asked))
+    if found is None and can_measure():
+        found = agreement.claim(asked)
+    path = store_path()
+    if isinstance(found, tuple) and not any(found[1:]) and path is not None:
+        if agreement.is_first_to_keep(asked, os.path.abspath(path)):
+            keep_others([{**asked._asdict(), "measurements": found[0]}])  # type: ignore[typeddict-item]
+    return found
+
+
+@disable_dynamo("the tuning store is written")
+def _add(entry: TableEntry) -> Ranking | str | None:
+    """What C++ calls when a problem was measured; what to obey instead, or ``None``."""
+    _keep(entry)
+    agreement = current_agreement()
+    return agreement.add(entry) if agreement is not None else None
 
 
 def _row_at(place: Place) -> Row | None:
