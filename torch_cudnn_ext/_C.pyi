@@ -4,7 +4,7 @@ Devices are written ``cpu``, ``cuda``, ``cuda:1`` or ``target:h200`` (a GPU that
 """
 
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from torch import Tensor
 
@@ -46,6 +46,7 @@ class Decision(TypedDict):
     problem: str
     algorithm: str
     # "pinned", "pinned by ...", "tuned", "cached", "cached: measured on <another device>",
+    # "cached: ranked under <other constraints>", "nearest: as tuned for <another problem>",
     # "heuristic", "heuristic: <reason>",
     # "coupled with its forward" or "fallback: <reason>"
     why: str
@@ -53,6 +54,16 @@ class Decision(TypedDict):
     decision_ms: float
     device: str
     policy: str
+
+class ExecutedDecision(Decision):
+    calls: int
+    rules: list[int]  # those that match the problem, by `add_rule`
+
+class MeasureCounts(TypedDict):
+    problems: int
+    timed_runs: int  # of the problems' algorithms
+    searches: int  # inside calls
+    search_seconds: float
 
 class ProblemInfo(TypedDict):
     text: str  # canonical
@@ -309,6 +320,9 @@ def tolerance(problem: str, notes: list[str]) -> float:
     """The relative error above which a candidate is rejected."""
 
 def last_decision(op: str | None = None) -> Decision | None: ...
+def executed_decisions() -> list[ExecutedDecision]:
+    """All decisions by which calls ran so far, with their ``calls``."""
+
 def problems_posed_by(call: Callable[[], object]) -> list[str]:
     """The problem lines that operators pose on this thread while ``call`` runs, in order.
 
@@ -322,7 +336,15 @@ def set_workspace_reserve(bytes_by_device: list[int]) -> None:
 def workspace_reserve_info() -> dict[str, int]:
     """``held_bytes`` of the current device, and the number of workspaces ``served`` in all."""
 
-def set_knobs(policy_text: str, verbose: bool, isolate: str = "auto") -> None:
+def admits_all_of(constraints: str, others: str, family: str) -> bool:
+    """Whether a ranking under some constraints holds for others, less what those exclude."""
+
+def set_knobs(
+    policy_text: str,
+    verbose: bool,
+    isolate: str = "auto",
+    search_budget_s: float | None = None,
+) -> None:
     """Process-wide knobs, as one policy text; raises before anything is changed."""
 
 def replay_obstacle(policy: str, device: str) -> str:
@@ -404,19 +426,26 @@ def check_measurement(row: dict[str, Any]) -> None:
 def table_import(entries: list[TableEntry], measured: bool = False) -> int:
     """Add entries; those that were measured for this process go to the tuning store, too."""
 
+# A ranking, with the device and the constraints that it is of, each empty if it is of those that
+# were asked for; or the reason why the heuristic's algorithm is to run.
+_Known: TypeAlias = tuple[list[Measurement], str, str] | str
+
 def set_tuning_store(
-    find: Callable[[str, str, str], tuple[list[Measurement], str] | None] | None,
-    add: Callable[[TableEntry], None] | None,
+    find: Callable[[str, str, str], _Known | None] | None,
+    add: Callable[[TableEntry], _Known | None] | None,
+    problems: Callable[[str, str], list[str]] | None,
+    record: Callable[[str, str, str], None] | None,
 ) -> None:
-    """Set the tuning store; ``None`` for both unsets it.
+    """Set the tuning store; ``None`` for all unsets it.
 
     ``find`` takes the problem, the device's fingerprint and the constraints of a ranking that is
-    not in the table. Its second result is empty, or the device that the ranking is of instead.
-    ``add`` takes what was measured. Threads that Python does not know do without.
+    not in the table. ``add`` takes what was measured, and may give what holds instead. ``problems``
+    gives those that have a ranking for a device and constraints. ``record`` takes what nothing was
+    tuned for. Threads that Python does not know do without.
     """
 
-def measure_counts() -> dict[str, int]:
-    """How many ``problems`` this process measured, and the ``timed_runs`` of their algorithms."""
+def measure_counts() -> MeasureCounts:
+    """What this process measured, and for how long its calls were searching."""
 
 def table_clear() -> None: ...
 def plan_cache_info() -> dict[str, int]:

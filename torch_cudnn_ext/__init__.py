@@ -12,6 +12,7 @@
 * `convert`: a network's layers exchanged for those of `nn`, and back
 * `optimize`, `load_optimized`: a whole network for inference, as fast as it was found to be
 * `tuning`: measured rankings, tuned, exported and imported
+* `untuned`: the problems that ran although nothing was tuned for them
 * `UnverifiedVersionWarning`: given once for a version of cuDNN or a GPU that was not verified
 * `models`, `analysis`: what else there is for whole models, and the reports
 """
@@ -68,6 +69,7 @@ from torch_cudnn_ext.policy import Policy
 from torch_cudnn_ext.tuning import isolation as _isolation
 from torch_cudnn_ext.tuning import keeping as _keeping
 from torch_cudnn_ext.tuning import local_errata as _local_errata
+from torch_cudnn_ext.tuning.untuned import untuned
 
 _local_errata.load()
 _isolation.install()
@@ -78,7 +80,7 @@ __all__ = [
     "analysis", "apply_pins", "apply_rules", "clear_pins", "convert", "declined", "disable",
     "enable", "enabled", "explain", "is_enabled", "knobs", "last_decision", "load_optimized",
     "load_pins", "load_rules", "models", "nn", "ops", "optimize", "pinned", "profile",
-    "profile_model", "save_pins", "status", "trace", "tuning", "when",
+    "profile_model", "save_pins", "status", "trace", "tuning", "untuned", "when",
 ]  # fmt: skip
 
 

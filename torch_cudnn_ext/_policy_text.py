@@ -13,15 +13,15 @@ from torch_cudnn_ext._torch_internals import assume_constant_result
 # The values of on_unsupported that let another algorithm run.
 FALLING_BACK = ("warn", "fallback")
 # The single words that every operator reads for all of its passes.
-FOR_ALL = ("autotune", "heuristic", "time_on_shape_change", "guess_on_shape_change")
+FOR_ALL = ("autotune", "tuned", "heuristic", "time_on_shape_change", "guess_on_shape_change")
 # The words that make a module keep its first algorithm, and the word that selects that algorithm.
 ONCE = {"guess_once": "heuristic", "time_once": "autotune"}
 
 _WANTED_FOR_A_PASS = (
-    "'autotune', 'heuristic' or an algorithm: its text ('legacy:fft', 'graph:eng67'), cuDNN's "
-    "integer or enum name for this pass, or Theano's name"
+    "'autotune', 'tuned', 'heuristic' or an algorithm: its text ('legacy:fft', 'graph:eng67'), "
+    "cuDNN's integer or enum name for this pass, or Theano's name"
 )
-_WANTED_FOR_ALL = "'autotune', 'heuristic', or a text or name of an algorithm"
+_WANTED_FOR_ALL = "'autotune', 'tuned', 'heuristic', or a text or name of an algorithm"
 _BOOLEAN: tuple[tuple[type, ...], str] = ((bool,), "True or False")
 
 # Each constraint: the Python types that it takes, and what an error says was wanted.
@@ -38,6 +38,7 @@ CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
         "'cudnn', or a list of 'graph', 'legacy', 'aten', 'cpu', 'cudnn'",
     ),
     "on_unsupported": ((str,), "'error', 'warn' or 'fallback'"),
+    "on_miss": ((str,), "'autotune', 'heuristic', 'nearest', 'record' or 'error'"),
     "benchmark": _BOOLEAN,
     "fastest": _BOOLEAN,
     "compute": (
@@ -75,6 +76,12 @@ def passes_of(family: str) -> tuple[str, ...]:
 
 
 @cache
+def operator_families() -> tuple[str, ...]:
+    """The names of all families."""
+    return tuple(op["family"] for op in _C.operators())
+
+
+@cache
 def operators() -> dict[str, tuple[str, str]]:
     """The family and the pass of each operator: ``conv_fwd``, ``conv_bwd_data``, ..."""
     return {
@@ -106,6 +113,37 @@ def without_options(algorithm: str) -> str:
 
 
 # Fields.
+
+
+@lru_cache(maxsize=1024)
+def expanded(word: str, family: str) -> tuple[str, ...]:
+    """The fields of operators for which one field of a text stands; of most it is itself alone.
+
+    Raises:
+        ValueError: The word is neither a field nor an algorithm of any family.
+    """
+    key = word.partition("=")[0]
+    is_algorithm = ":" in key or "/" in key or ("=" not in word and word not in CONSTRAINTS)
+    if not is_algorithm:
+        return (word,)
+    if key.startswith("graph:"):
+        return (f"{family}={word}",)
+    found = [field for one in (family, *operator_families()) for field in _selected(word, one)]
+    return (*dict.fromkeys(found),) or (word,)  # of which an error says what was wanted
+
+
+def _selected(word: str, family: str) -> list[str]:
+    """The fields by which a word selects for the passes of a family that have the algorithm."""
+    try:
+        text = _C.canonical_policy(word, family)
+    except ValueError:
+        return []
+    return [
+        f"{family}_{field}"
+        for field in fields_of(text)
+        if without_options(field.partition("=")[2])
+        in algorithms_of(family, field.partition("=")[0])
+    ]
 
 
 def not_pinned(selection: object) -> bool:

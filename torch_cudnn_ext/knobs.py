@@ -13,13 +13,18 @@ Knobs of the first two groups are ``None`` if they are not set:
   ``autotune``, ``heuristic``, or an algorithm in any of the spellings of `Policy`.
 - ``max_workspace``, ``prefer``, ``replay``, ``deterministic``, ``allow_tf32``,
   ``allow_down_convert``, ``allow_reduced_range``, ``benchmark``, ``fastest``, ``on_unsupported``,
-  ``backends``, ``compute``: as in `Policy`. ``torch.backends`` decides what is not set.
+  ``on_miss``, ``backends``, ``compute``: as in `Policy`. ``torch.backends`` decides what is not
+  set.
 - ``enabled``: ``True`` admits cuDNN's backends alone. ``False`` excludes them. ``"auto"``
   does neither; it overrides what weaker levels say of ``enabled`` and ``backends``.
 - ``isolate``: where candidates are built, run and timed when something is tuned or profiled, and
   when a call tunes. ``"always"`` is a process of its own, which a bad algorithm may cost instead of
   this one; the algorithm is then not tried again. ``"never"`` is this process. ``"auto"``, the
   default, isolates on a GPU that was not verified with the loaded cuDNN.
+- ``search_budget_s``: for how many seconds calls may search in all, in this process, when they
+  tune what they meet. After that the heuristic's algorithm runs what is not tuned yet. The search
+  that uses the last of it is finished. ``None``, the default, is no limit. On a terminal, calls
+  tell what they search once that took two seconds.
 - ``store``: the folder of the tuning store, which keeps what is tuned and gives it to later
   processes. By default it is ``torch_cudnn_ext/tuning`` in the user's cache folder. The empty text
   turns the store off.
@@ -49,6 +54,7 @@ Setting a knob takes effect at the next call of an operator. A bad value raises 
 ``TypeError`` and changes nothing.
 """
 
+import math
 import os
 import sys
 import threading
@@ -90,10 +96,12 @@ if TYPE_CHECKING:  # `_Knobs` implements the attributes
     benchmark: bool | None
     fastest: bool | None
     on_unsupported: str | None
+    on_miss: str | None
     backends: str | list[str] | tuple[str, ...] | None
     compute: str | None
     enabled: str | bool
     isolate: str
+    search_budget_s: float | None
     store: str | os.PathLike[str] | None
     store_shared: list[str]
     store_match: str
@@ -113,7 +121,9 @@ _ALGORITHMS = {  # knob -> operator family
         else [f"{op['family']}_{pass_name}" for pass_name in op["passes"]]
     )
 }
-_SWITCHES = {"verbose": False, "isolate": "auto"}  # and what they are if they are not set
+_BUDGET = "search_budget_s"
+# Those that C++ keeps, and what they are if they are not set.
+_SWITCHES: dict[str, Any] = {"verbose": False, "isolate": "auto", _BUDGET: None}
 _RESERVE = "reserve_workspace"
 _STORES: dict[str, Any] = {"store": None, "store_shared": [], "store_match": "same_cudnn"}
 _OF_PROCESS = (*_SWITCHES, *_STORES, _RESERVE)  # no flag sets these
@@ -152,8 +162,8 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     """Set knobs for this thread, inside a ``with`` block; knobs not named stay as they are.
 
     Blocks may be nested: the inner one wins, except that the smallest ``max_workspace`` and a
-    demand for determinism hold. ``isolate``, ``verbose``, ``reserve_workspace`` and those of the
-    store are process-wide and cannot be set here.
+    demand for determinism hold. ``isolate``, ``verbose``, ``reserve_workspace``,
+    ``search_budget_s`` and those of the store are process-wide and cannot be set here.
 
     A backward obeys the flags of its forward. It obeys a flag around ``backward()`` only if that
     one is stricter. What a checkpoint recomputes there obeys all flags around ``backward()``.
@@ -231,6 +241,8 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
         _reserved_bytes(value, label)
     elif name == "isolate":
         check_isolate(label, value)
+    elif name == _BUDGET:
+        return _checked_seconds(value, label)
     elif name in _STORES:
         return _checked_store(name, value, label)
     elif name == "enabled":
@@ -241,6 +253,20 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
     elif not isinstance(value, bool):
         raise TypeError(f"{label}: got {value!r}, wanted True or False")
     return [*value] if isinstance(value, list) else value
+
+
+def _checked_seconds(value: object, label: str) -> float:
+    """A number of seconds; an environment variable holds it as a text."""
+    wanted = "a number of seconds, at least 0, or None for no limit"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(f"{label}: got {value!r} ({type(value).__name__}), wanted {wanted}")
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise ValueError(f"{label}: got {value!r}, wanted {wanted}") from None
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{label}: got {value!r}, wanted {wanted}")
+    return seconds
 
 
 def _checked_store(name: str, value: object, label: str) -> object:

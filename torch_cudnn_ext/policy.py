@@ -19,6 +19,7 @@ from torch_cudnn_ext._policy_text import (
     check_all_pins,
     check_pins,
     check_text,
+    expanded,
     families,
     field_texts,
     fields_of,
@@ -42,7 +43,10 @@ class Policy:
     A policy is immutable. Two policies are equal if their families and canonical texts are.
     ``str(policy)`` is that text, and ``Policy.parse`` reads it.
 
-    A selection is ``autotune``, ``heuristic``, or an algorithm. An algorithm is given by its text
+    A selection is ``autotune``, ``tuned``, ``heuristic``, or an algorithm. ``autotune`` runs what
+    was measured to be the fastest, and measures a problem at its first call if nothing was tuned
+    for it. ``tuned`` does the same and never measures in a call: the heuristic's algorithm runs
+    then. An algorithm is given by its text
     (``legacy:fft_tiling/math=fma``, ``graph:eng67/k2=1``, ``cpu:im2col``), by its integer, enum
     name or short name of cuDNN's classic API, or by one of Theano's names (``none``, ``small``,
     ``large``, ``fft``, ``fft_tiling``, ``winograd``, ``winograd_non_fused``, ``deterministic``).
@@ -82,6 +86,12 @@ class Policy:
         on_unsupported: What happens if a pin cannot run: ``error``, or ``warn`` or ``fallback``,
             which run the heuristic's algorithm. If no admitted backend has an algorithm, ``warn``
             and ``fallback`` let the heuristic take one of any backend.
+        on_miss: What runs if nothing was tuned for a problem that ``autotune``, ``tuned``,
+            ``benchmark`` or ``fastest`` holds for. ``autotune`` measures it. ``heuristic`` runs the
+            heuristic's algorithm, the default of ``tuned``. ``nearest`` runs what was tuned for the
+            problem with the nearest sizes of batch and images, if it supports this one, and else
+            the heuristic's. ``record`` runs the heuristic's algorithm, and the tuning store keeps
+            the problem's line for ``tune --from-record``. ``error`` raises.
         benchmark: Autotune an unpinned problem at its first call.
         fastest: Autotune what this policy does not pin, and ignore its ``max_workspace``. Tuning
             ranks by time unless ``prefer`` is given.
@@ -119,6 +129,7 @@ class Policy:
         replay: str | None = None,
         backends: str | list[str] | tuple[str, ...] | None = None,
         on_unsupported: str | None = None,
+        on_miss: str | None = None,
         benchmark: bool | None = None,
         fastest: bool | None = None,
         compute: str | None = None,
@@ -140,6 +151,7 @@ class Policy:
             "replay": replay,
             "backends": backends,
             "on_unsupported": on_unsupported,
+            "on_miss": on_miss,
             "benchmark": benchmark,
             "fastest": fastest,
             "compute": compute,
@@ -304,8 +316,9 @@ def _text_for(family: str, text: str, written_for: str) -> str | None:
 def text_for_all(policy: PolicyLike, family: str = "conv") -> str:
     """A canonical policy text that operators of all families read alike.
 
-    The single words of `FOR_ALL` stay, since each operator reads them for its own passes. Other
-    words and passes belong to ``family`` and get its name.
+    The single words of `FOR_ALL` stay, since each operator reads them for its own passes. An
+    algorithm alone is for every pass of every operator that has it; an engine of the graph API,
+    whose number means another engine in each operator, is for ``family``. So are passes.
 
     Raises:
         TypeError: ``policy`` has a type that stands for no policy.
@@ -313,7 +326,8 @@ def text_for_all(policy: PolicyLike, family: str = "conv") -> str:
     """
     words = fields_of(plain_text(policy, family) or "")
     for_all = [word for word in words if word in FOR_ALL]
-    rest = _C.canonical_policy(";".join(word for word in words if word not in FOR_ALL), family, "")
+    others = [part for word in words if word not in FOR_ALL for part in expanded(word, family)]
+    rest = _C.canonical_policy(";".join(others), family, "")
     check_named_pins(rest)
     return ";".join(word for word in (*for_all, rest) if word)
 

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "core/errors.h"
@@ -96,25 +97,32 @@ BuildResult build(const Problem& problem, const Algorithm& algorithm, const Devi
 std::vector<std::string> families_with(const std::string& algorithm) {
   std::vector<std::string> families;
   Algorithm wanted = parse_algorithm(algorithm);
-  const Backend* found = wanted.backend == "graph" ? nullptr : find_backend(wanted.backend);
-  if (found == nullptr) return families;
-  auto has = [&](const Operator& op, const BackendOperator& entry) {
-    for (const std::string& example : op.description().examples) {
-      for (const std::string& pass : op.passes()) {
-        std::string fields = example.substr(example.find(' '));
-        Problem problem = parse_problem(c10::str(op.family(), "_", pass, fields));
-        for (const Candidate& candidate : entry.candidates(problem, Device{})) {
-          if (candidate.algorithm.name == wanted.name) return true;
-        }
-      }
-    }
-    return false;
-  };
+  if (wanted.backend == "graph") return families;
   for (const Operator* op : all_operators()) {
-    const BackendOperator* entry = found->find(op->family());
-    if (entry != nullptr && has(*op, *entry)) families.emplace_back(op->family());
+    if (!passes_with(*op, wanted).empty()) families.emplace_back(op->family());
   }
   return families;
+}
+
+std::vector<std::string> passes_with(const Operator& op, const Algorithm& algorithm) {
+  const Backend* backend = find_backend(algorithm.backend);
+  const BackendOperator* entry = backend == nullptr ? nullptr : backend->find(op.family());
+  if (entry == nullptr) return {};
+  std::vector<std::string> passes = op.passes(), examples = op.description().examples;
+  auto has = [&](const std::string& pass, const std::string& example) {
+    std::string fields = example.substr(example.find(' '));
+    Problem problem = parse_problem(c10::str(op.family(), "_", pass, fields));
+    std::vector<Candidate> list = entry->candidates(problem, Device{});
+    return std::any_of(list.begin(), list.end(), [&](const Candidate& candidate) {
+      return candidate.algorithm.name == algorithm.name;
+    });
+  };
+  auto lacks = [&](const std::string& pass) {
+    return std::none_of(examples.begin(), examples.end(),
+                        [&](const std::string& example) { return has(pass, example); });
+  };
+  passes.erase(std::remove_if(passes.begin(), passes.end(), lacks), passes.end());
+  return passes;
 }
 
 }  // namespace torch_cudnn_ext

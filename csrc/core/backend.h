@@ -14,6 +14,8 @@
 
 namespace torch_cudnn_ext {
 
+class Operator;
+
 struct Candidate {
   Algorithm algorithm;
   std::string source;  // "heuristic A #3", "default knobs", "enumeration"
@@ -53,6 +55,8 @@ std::optional<Notes> notes_before_building(const Problem& problem, const Algorit
 // The families whose common problems have an algorithm such as "aten:window". None for the engines
 // of `graph`, which only a GPU can list.
 std::vector<std::string> families_with(const std::string& algorithm);
+// The passes of a family whose common problems have an algorithm.
+std::vector<std::string> passes_with(const Operator& op, const Algorithm& algorithm);
 
 // A constant of this type at namespace scope registers functions of the family's struct.
 template <class P>

@@ -2,6 +2,7 @@
 #include "core/policy/levels.h"
 #include "core/policy/policy_text.h"
 #include "core/policy/rules.h"
+#include "core/select/search.h"
 #include "core/tune/isolation.h"
 #include "python/bindings.h"
 
@@ -46,6 +47,7 @@ py::dict policy_fields(const std::string& text, const std::string& family) {
   words.prefer = policy.prefer;
   words.replay = policy.replay;
   words.on_unsupported = policy.on_unsupported;
+  words.on_miss = policy.on_miss;
   words.compute = policy.compute;
   std::string rest = words.text(family);
   while (!rest.empty()) {
@@ -79,13 +81,16 @@ void bind_policies(py::module_& m) {
       py::arg("text"), py::arg("device"));
   m.def(
       "set_knobs",
-      [](const std::string& policy, bool verbose, const std::string& isolate) {
+      [](const std::string& policy, bool verbose, const std::string& isolate,
+         std::optional<double> search_budget_s) {
         Isolation isolation = enum_value(kIsolations, "isolate", isolate);
         set_process_policy(parse_policy(policy, ConvolutionProblem::kFamily));
         set_verbose(verbose);
         set_isolation(isolation);
+        set_search_budget(search_budget_s);
       },
-      py::arg("policy_text"), py::arg("verbose"), py::arg("isolate") = "auto");
+      py::arg("policy_text"), py::arg("verbose"), py::arg("isolate") = "auto",
+      py::arg("search_budget_s") = py::none());
   m.def(
       "push_flags",
       [](const std::string& policy) {
@@ -127,6 +132,12 @@ void bind_policies(py::module_& m) {
         return text_of_levels(ruled(parsed, policy).policy, family_of(parsed));
       },
       py::arg("problem"), py::arg("policy"));
+  m.def(
+      "admits_all_of",
+      [](const std::string& constraints, const std::string& others, const std::string& family) {
+        return parse_policy(constraints, family).admits_all_of(parse_policy(others, family));
+      },
+      py::arg("constraints"), py::arg("others"), py::arg("family"));
   m.def(
       "constraints_text",
       [](const std::string& text, const std::string& policy) {

@@ -137,6 +137,18 @@ py::object last_decision_py(const std::optional<std::string>& op) {
   return record == nullptr ? py::none() : py::object(decision_dict(*record));
 }
 
+// With the number of calls.
+py::list executed_decisions() {
+  py::list out;
+  for (const DecisionRecord* record : records_executed()) {
+    py::dict d = decision_dict(*record);
+    d["calls"] = record->calls.load(std::memory_order_relaxed);
+    d["rules"] = record->rules;
+    out.append(d);
+  }
+  return out;
+}
+
 std::vector<std::string> problems_posed_by(const py::function& call) {
   DryRun dry_run;
   call();
@@ -175,6 +187,7 @@ void bind_running(py::module_& m) {
       py::arg("problem"), py::arg("notes"));
   m.def("problems_posed_by", problems_posed_by, py::arg("call"));
   m.def("last_decision", last_decision_py, py::arg("op") = py::none());
+  m.def("executed_decisions", executed_decisions);
   m.def(
       "enable_overrides",
       [](const std::string& compiled) { enable_overrides(compiled_use(compiled)); },

@@ -12,6 +12,7 @@
 #include "core/policy/levels.h"
 #include "core/policy/policy_text.h"
 #include "core/select/decide.h"
+#include "core/select/known_ranking.h"
 #include "core/select/plan_store.h"
 #include "core/tune/measure.h"
 #include "core/tune/tuning_table.h"
@@ -126,7 +127,11 @@ int64_t table_import(const std::vector<py::dict>& entries, bool measured) {
     read.push_back(std::move(entry));
   }
   for (const TableEntry& entry : read) {
-    measured ? tuning_table::insert_measured(entry) : tuning_table::insert(entry);
+    if (measured) {
+      tuning_table::insert_measured(entry);
+    } else {
+      tuning_table::insert(entry);
+    }
   }
   next_decision_generation();
   return static_cast<int64_t>(read.size());
@@ -185,10 +190,8 @@ void bind_tuning(py::module_& m) {
         Problem problem = parse_problem(text);
         Device place = parse_device(device);
         const ResolvedPolicy& policy = ruled(problem, policy_text);
-        if (!are_rankings_kept(policy, place)) return py::none();
-        auto known = tuning_table::find(problem_text(problem), fingerprint_of(place),
-                                        policy.policy.constraints_text(problem));
-        if (!known || !known->origin.empty()) return py::none();
+        auto known = known_ranking({problem, policy, place});
+        if (!known || !known->device.empty()) return py::none();
         const std::vector<Measurement>& rows = known->measurements;
         bool any = !rows.empty() && rows.front().status == Measurement::Status::ok;
         auto was_left_out = [&](const Measurement& m) {

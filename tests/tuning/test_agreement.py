@@ -11,6 +11,7 @@ from helpers import LINE
 from store_helpers import entry, measurement
 from torch import distributed as dist
 
+import torch_cudnn_ext as tce
 from torch_cudnn_ext import _C, knobs, ops, tuning
 from torch_cudnn_ext.tuning import agreement, keeping
 from torch_cudnn_ext.tuning.agreement import Agreement, alone, current_agreement
@@ -158,14 +159,41 @@ def test_a_call_obeys_and_keeps_what_others_measured(tmp_path: Path) -> None:
     assert (chosen["algorithm"], chosen["why"]) == ("cpu:im2col", "cached")
 
 
-def test_what_is_not_measured_is_not_claimed() -> None:
-    store = dist.HashStore()
-    with tuning.agree(store):
-        tuning.tune_model(torch.nn.Softmax(1), torch.randn(2, 6), train=False)
-        _C.set_model_tracing(True)
-        try:
-            assert "traced" in _C.decide(LINE, "cpu", "autotune")["why"]
-        finally:
-            _C.set_model_tracing(False)
-    with Agreement(store) as other:
-        assert other.claim(ASKED) is None
+@pytest.mark.filterwarnings("ignore:the search budget", "ignore:when")
+def test_only_what_will_be_measured_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    claims: list[str] = []
+    monkeypatch.setattr(Agreement, "claim", lambda _, asked: claims.append(asked[0]))
+    line = "softmax_fwd x=f32[2,6,1]:nchw log=false"
+
+    def claimed(policy: str = "") -> bool:
+        """Whether a call that nothing is known of claims its problem."""
+        tuning.reset()
+        claims.clear()
+        with tuning.agree(dist.HashStore()):
+            _C.decide(line, "cpu", policy)
+        return claims == [line]
+
+    assert not claimed() and not claimed("autotune") and not claimed("tuned")
+    knobs.benchmark = True
+    assert claimed()
+    knobs.benchmark, knobs.softmax_fwd_algo = None, "tuned"
+    assert not claimed()
+    knobs.softmax_fwd_algo = "autotune"
+    assert claimed()
+    knobs.on_miss = "heuristic"
+    assert not claimed()
+    knobs.on_miss, knobs.search_budget_s = None, 0.0
+    assert not claimed()
+    knobs.search_budget_s = None
+    _C.set_model_tracing(True)
+    try:
+        assert not claimed()
+    finally:
+        _C.set_model_tracing(False)
+    claims.clear()
+    with tuning.agree(dist.HashStore()):
+        tuning.tune_model(torch.nn.Softmax(1), torch.randn(2, 7), train=False)
+    assert not claims
+    knobs.softmax_fwd_algo = None
+    with tce.when("softmax_fwd", use="autotune"):
+        assert claimed()

@@ -264,8 +264,8 @@ def test_an_error_reaches_all_ranks(tmp_path: Path) -> None:
 
 
 def called(size: int) -> list[str]:
-    """The algorithm of a softmax that is called with autotune, and why."""
-    ops.softmax(torch.zeros(2, size), 1, policy="autotune")
+    """The algorithm of a softmax that is tuned if the knobs say so, and why."""
+    ops.softmax(torch.zeros(2, size), 1)
     chosen = ops.last_decision("softmax_fwd")
     assert chosen is not None
     return [chosen.algorithm, chosen.why]
@@ -295,10 +295,19 @@ def _agrees(rank: int, folder: Path) -> dict[str, Any]:
     def measured() -> int:
         return tuning.statistics().measured
 
+    knobs.softmax_fwd_algo = "autotune"
     with tuning.agree():
         before = measured()
         called(20)
         found["one"] = [table(), measured() - before]
+        # Nothing is measured, so nobody waits; or all measure, and obey what comes first.
+        with knobs.flags(softmax_fwd_algo="tuned"):
+            found["unmeasured"] = called(21)[1]
+        knobs.softmax_fwd_algo = None
+        tuning.clear()
+        ops.softmax(torch.zeros(2, 22), 1, policy="autotune")
+        found["call"] = table()
+        knobs.softmax_fwd_algo = "autotune"
         found["training"] = [_trains(rank), table()]
         found["own"] = called(100 + rank)[1]
         # One has a row in its store, which all obey and keep.
@@ -354,6 +363,8 @@ def test_ranks_obey_what_comes_first(tmp_path: Path) -> None:
 
     assert len({one["one"][0] for one in living}) == 1
     assert sum(one["one"][1] for one in living) <= 1  # or it was the rank that was killed
+    assert same("unmeasured") == "heuristic: nothing was tuned for it"
+    assert same("call") != hashlib.sha256(b"").hexdigest()
     algorithms, _ = same("training")
     assert len(algorithms) == 4
     assert same("own") == "tuned"

@@ -168,6 +168,9 @@ class Tune(Command):
     """
 
     source: options.Source
+    from_record: bool = option(
+        False, "--from-record", "The problems that calls recorded in the store, by on_miss=record."
+    )
     tensors: options.Tensors
     device: options.Device = None
     table: str | None = option(
@@ -187,7 +190,11 @@ class Tune(Command):
         """Raise BadParameter for options that do not go together."""
         options.forbid_all_layers(context, self.format)
         options.check_isolate(self.isolate)
-        self.source.check()
+        self.source.check(from_record=self.from_record)
+        if self.from_record and self.tensors != options.Tensors():
+            raise typer.BadParameter(
+                "--from-record: got options that change problems, which are tuned as they ran"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,10 +140,13 @@ class Source:
         "all else a training step.",
     )
 
-    def check(self) -> None:
-        """Raise BadParameter unless problems come from one place."""
+    def check(self, **others: bool) -> None:
+        """Raise BadParameter unless problems come from one place; others are flags of a command."""
         values = (self.problem, self.model, self.problems)
-        sources = dict(zip(("a problem line", "--model", "--problems"), values, strict=True))
+        sources: dict[str, object] = dict(
+            zip(("a problem line", "--model", "--problems"), values, strict=True)
+        )
+        sources |= {f"--{name.replace('_', '-')}": on or None for name, on in others.items()}
         given = [name for name, value in sources.items() if value is not None]
         if len(given) != 1:
             raise typer.BadParameter(

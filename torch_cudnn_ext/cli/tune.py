@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import typer
 
@@ -28,6 +29,7 @@ from torch_cudnn_ext.cli import checks, running, workload
 from torch_cudnn_ext.tuning.measure import check_constraints_alone
 from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.tune import problems_met
+from torch_cudnn_ext.tuning.untuned import recorded
 
 SHOWN_TUNED = 20  # problems, unless the user asks for all
 _COLUMNS = (
@@ -42,9 +44,13 @@ def tune_command(context: typer.Context, given: Tune) -> None:
     """Run ``tune``."""
     table, device, constraints, search = given.table, given.device, given.constraints, given.search
     running.check_report(given.report)
-    work = workload.from_options(
-        given.source, given.tensors, constraints.policy, device, _trace_enabled
-    )
+    record = _recorded(device) if given.from_record else {}
+    if given.from_record:
+        work = Workload([Layer(line) for part in record.values() for line in part], {})
+    else:
+        work = workload.from_options(
+            given.source, given.tensors, constraints.policy, device, _trace_enabled
+        )
     settings = running.settings_of(work.layers, device, None, constraints, search)
     place, text = settings.device, settings.policy
     with checks.errors_of("--policy"):
@@ -83,9 +89,47 @@ def tune_command(context: typer.Context, given: Tune) -> None:
         finally:
             footer = _footer(place_kept, len(lines), known, len(records))
             _print(given, tuned, records, f"tuned on {place}", footer)
+    if len(records) == len(lines):
+        for path in record:
+            path.unlink(missing_ok=True)
     replay = running.replay_of(context)
     running.write_report(given.report, lambda: tuned.to_html(replay=replay))
     running.finish(end, len(records), len(lines))
+
+
+def _recorded(device: str | None) -> dict[Path, list[str]]:
+    """The problems that calls on a device recorded in the store, by file.
+
+    Lines that are no problems are told and left out: a process may have been killed in the middle
+    of one.
+
+    Raises:
+        BadParameter: There is no store, or nothing in it.
+    """
+    store = tuning.store_path()
+    if store is None:
+        raise typer.BadParameter("--from-record: the tuning store is off, wanted one")
+    place = checks.place_of(device)
+    with checks.errors_of("--from-record"):
+        found = recorded(store, _C.device_fingerprint(place))
+    for path, lines in found.items():
+        found[path] = [line for line in map(_canonical, lines) if line is not None]
+        if bad := len(lines) - len(found[path]):
+            typer.echo(f"{path}: {plural(bad, 'line')} hold no problem", err=True)
+    if not any(found.values()):
+        raise typer.BadParameter(
+            f"--from-record: {store} holds no problems of {place}; calls with on_miss=record add "
+            "them"
+        )
+    return found
+
+
+def _canonical(line: str) -> str | None:
+    """The canonical text of a problem line; ``None`` if it is none."""
+    try:
+        return _C.canonical_problem(line)
+    except ValueError:
+        return None
 
 
 def _print(given: Tune, tuned: Profile, records: list[Record], title: str, footer: str) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from torch_cudnn_ext import nn
-from torch_cudnn_ext._policy_text import foreign_operators, own_text
+from torch_cudnn_ext._policy_text import expanded, fields_of, foreign_operators, own_text
 from torch_cudnn_ext.models.checks import check_model
 from torch_cudnn_ext.models.classes import (
     Pinned,
@@ -103,6 +103,8 @@ def convert(
         for step in conversion_steps(model, to, exclude)
         if step.becomes is not None
     ]
+    if isinstance(policy, str):
+        policy = ";".join(one for word in fields_of(policy) for one in expanded(word, "conv"))
     check_named_pins(policy)
     ours = [cls for _, cls in changes if issubclass(cls, nn.Tunable)]
     read = {cls: as_policy(policy, cls.family).text for cls in ours}

@@ -26,7 +26,7 @@ import hashlib
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -48,6 +48,7 @@ from torch_cudnn_ext._torch_internals import (
     decomposed_in_traces,
     forget_compiled,
 )
+from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.policy import PolicyLike, naming_policy, plain_text, policy_text, text_for_all
 
 _lock = threading.Lock()  # one change of the dispatcher at a time
@@ -63,8 +64,9 @@ def enable(
 
     Args:
         policy: The policy of this level: stronger than `knobs`, weaker than a call's, a module's or
-            a `when` rule's. In a text, the single words ``autotune`` and ``heuristic`` are for all
-            operators. Any other selection is for convolution, unless it names its operator:
+            a `when` rule's. In a text, a word alone is for every pass of every operator that has it:
+            ``autotune`` for all, ``cpu:online`` for softmax. Passes, numbers and engines of the
+            graph API are for convolution unless they name their operator:
             ``autotune;softmax=heuristic``.
         replay: ``off``, ``graphs`` or ``kernels``, as in `Policy`; replaces the policy's.
         compiled: What graphs of ``torch.compile`` run of ours. ``conv``: convolutions and recurrent
@@ -235,13 +237,21 @@ class Rule:
         _rules[self._id] = self
 
     def remove(self) -> None:
-        """Remove the rule.
+        """Remove the rule, with a warning if no call had a problem that it matches.
 
         Raises:
             ValueError: The rule was removed before.
         """
         _C.remove_rule(self._id)
         _rules.pop(self._id, None)
+        if not self.calls:
+            warn(f"{self!r}: no call had a problem that it matches")
+
+    @property
+    def calls(self) -> int:
+        """How many calls had a problem that the rule matches, while it held."""
+        records = _C.executed_decisions()
+        return sum(record["calls"] for record in records if self._id in record["rules"])
 
     def __enter__(self) -> Self:
         """Return the rule, which holds already."""
@@ -249,7 +259,7 @@ class Rule:
 
     def __exit__(self, *error: object) -> None:
         """Remove the rule, unless the block has done so."""
-        with suppress(ValueError):
+        if self._id in _rules:
             self.remove()
 
     def __repr__(self) -> str:
@@ -282,7 +292,7 @@ def when(matcher: str, use: PolicyLike) -> Rule:
             ``key=glob`` in any order. ``*`` stands for any text and ``?`` for any character; all
             other characters, brackets too, stand for themselves. Fields that a line leaves out
             have their defaults, so that ``align=16`` matches.
-        use: ``autotune``, ``heuristic``, an algorithm of that pass (its text or cuDNN's integer),
+        use: ``autotune``, ``tuned``, ``heuristic``, an algorithm of that pass (its text or cuDNN's integer),
             or a policy.
 
     Raises:

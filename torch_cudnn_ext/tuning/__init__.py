@@ -12,10 +12,12 @@ from torch_cudnn_ext.tuning.store import (
     reset,
 )
 from torch_cudnn_ext.tuning.tune import tune, tune_model
+from torch_cudnn_ext.tuning.untuned import UntunedProblem, untuned
 
 __all__ = [
     "Agreement",
     "Statistics",
+    "UntunedProblem",
     "agree",
     "clear",
     "entries",
@@ -27,6 +29,7 @@ __all__ = [
     "store_path",
     "tune",
     "tune_model",
+    "untuned",
 ]
 
 

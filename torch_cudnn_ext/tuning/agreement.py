@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 import torch
 from torch import distributed as dist
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext._torch_internals import PrefixStore, Store, default_store
 from torch_cudnn_ext.tuning.measure import finite_rows
 from torch_cudnn_ext.tuning.store import check_entry
@@ -169,8 +169,11 @@ def agree(store: Store | None = None, *, timeout_s: float = 120.0) -> Agreement:
 
     Without it each rank measures such a problem for itself, and noise may let them choose
     differently. With it one rank measures and the others of the same device wait for its ranking,
-    without a collective operation. All ranks call this before their first step. It holds for all
-    threads until the ``with`` block or `Agreement.end` ends it. Of several the newest holds.
+    without a collective operation. They wait if `enable`, knobs or rules say autotune. If only a
+    call's own policy says so, each rank measures, and all obey the ranking that is published first.
+
+    All ranks call this before their first step. It holds for all threads until the ``with`` block
+    or `Agreement.end` ends it. Of several the newest holds.
 
     If no ranking comes in time, all ranks run the heuristic's algorithm for this problem as long
     as the store lives.
@@ -249,10 +252,24 @@ def _key(asked: tuple[str, str, str], what: str) -> str:
     return f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()}/{what}"
 
 
-def can_measure() -> bool:
-    """Whether a problem that is to be tuned is measured now."""
+def will_measure(problem: str) -> bool:
+    """Whether calls that say nothing measure this problem now, by `enable`, knobs or rules.
+
+    Otherwise it must not be claimed, since others would wait for nothing. A rank that measures
+    without a claim, as by a call's own policy, also obeys what is published first.
+    """
     is_capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
-    return not _C.is_model_tracing() and not is_capturing
+    if is_capturing or _C.is_model_tracing():
+        return False
+    budget_s = knobs.search_budget_s
+    if budget_s is not None and _C.measure_counts()["search_seconds"] >= budget_s:
+        return False
+    info = _C.problem_info(problem)
+    policy = _C.policy_fields(_C.policy_for(problem, ""), info["family"])
+    if policy.get("on_miss", "autotune") != "autotune":
+        return False
+    selected = policy.get(info["pass_name"], "autotune" if policy.get("benchmark") else None)
+    return bool(selected == "autotune")
 
 
 def _ranking_text(rows: list[Measurement], of_device: str, of_constraints: str) -> str:

@@ -3,8 +3,8 @@
 ``knobs.store`` names the folder, by default ``torch_cudnn_ext/tuning`` in the user's cache folder.
 Folders of ``knobs.store_shared`` are read after it and never written. ``knobs.store_match`` says
 which rows serve a device. C++ asks `_find` if a problem is to be tuned and the table in memory does
-not have it, and gives `_add` what was measured. If an agreement of ranks holds, it has the last
-word on both.
+not have it, `_problems` for similar ones, and gives `_add` what was measured and `_record` what is
+not tuned. If an agreement of ranks holds, `_find` and `_add` give what the ranks obey.
 
 The folder of a device is read at the first question for it, and its rows are parsed as they are
 asked for. A store that cannot be read or written costs one warning; tuning goes on without it.
@@ -23,7 +23,7 @@ from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext._files import STORE_VARIABLE, cache_folder
 from torch_cudnn_ext._torch_internals import disable_dynamo
 from torch_cudnn_ext._warning import warn
-from torch_cudnn_ext.tuning.agreement import can_measure, current_agreement
+from torch_cudnn_ext.tuning.agreement import current_agreement, will_measure
 from torch_cudnn_ext.tuning.statistics import count, count_missed
 from torch_cudnn_ext.tuning.store_files import (
     FolderRows,
@@ -43,6 +43,7 @@ from torch_cudnn_ext.tuning.store_rows import (
     row_line,
     software_of,
 )
+from torch_cudnn_ext.tuning.untuned import Recorder
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import TableEntry
@@ -121,11 +122,12 @@ class _Store:
     def __init__(self, path: Path | None, shared: tuple[str, ...], match: str) -> None:
         self.setting = path, shared, match
         self.writer = SegmentWriter(path) if path is not None else None
+        self.recorder = Recorder(path) if path is not None else None
         self._match = match
         self._tiers = [_Tier(root) for root in ([path] if path else []) + [*map(Path, shared)]]
 
     def find(self, asked: Question) -> Ranking | None:
-        """The ranking for a question, and the device that it is of if that is another one.
+        """The ranking for a question, and the device and constraints if they are others.
 
         Counts what is found, and why nothing is.
         """
@@ -138,8 +140,12 @@ class _Store:
                 reasons.add("damaged")
                 continue
             count("found")
-            device = row.entry["device"]
-            return row.entry["measurements"], "" if device == asked.device else device
+            device, constraints = row.entry["device"], row.entry["constraints"]
+            return (
+                row.entry["measurements"],
+                "" if device == asked.device else device,
+                "" if constraints == asked.constraints else constraints or "no constraints",
+            )
         count_missed(next(reason for reason in _REASONS if reason in {*reasons, _REASONS[-1]}))
         return None
 
@@ -154,6 +160,16 @@ class _Store:
                 return row_line(entry) == row_line(row.entry)
         return False
 
+    def problems(self, device: str, constraints: str) -> list[str]:
+        """The problems that have rows for a device under some constraints."""
+        wanted, under = quoted(device), quoted(constraints)
+        return [
+            json.loads(key[1])
+            for tier in self._tiers
+            for key in tier.rows(tier.root / folder_name(device)).keys()
+            if key[0] == wanted and key[2] == under
+        ]
+
     def _places(self, asked: Question, reasons: set[str]) -> Iterator[Place]:
         """Where rows are that serve, the best first. Adds why others do not."""
         software = quoted(software_of(asked.device))
@@ -167,12 +183,16 @@ class _Store:
                         reasons.add("other software")
         for tier in self._tiers:
             for reason, place in _rows_near(asked, tier.all_rows()):
-                if reason in _SERVING[self._match]:
+                is_strict = self._match == "strict"
+                if reason in _SERVING[self._match] and (
+                    not is_strict or place.head.software == software
+                ):
                     yield place
                 else:
                     reasons.add(reason)
 
 
+_LOOSER = "looser constraints"  # which admit more: the ranking holds, less what is excluded
 # Why there is no ranking; the first that applies is counted.
 _REASONS = (
     "damaged",
@@ -185,10 +205,10 @@ _REASONS = (
 )
 # What a row may differ in, by the setting of ``knobs.store_match``.
 _SERVING: dict[str, tuple[str, ...]] = {
-    "strict": (),
-    "same_cudnn": (),
-    "same_gpu": ("other threads", "other cuDNN"),
-    "any": ("other threads", "other cuDNN", "other device"),
+    "strict": (_LOOSER,),
+    "same_cudnn": (_LOOSER,),
+    "same_gpu": (_LOOSER, "other threads", "other cuDNN"),
+    "any": (_LOOSER, "other threads", "other cuDNN", "other device"),
 }
 
 
@@ -199,6 +219,7 @@ def _rows_near(asked: Question, folders: Iterable[FolderRows]) -> list[tuple[str
     first, then the newest.
     """
     _, problem, constraints = asked.key
+    family = _C.problem_info(asked.problem)["family"]
     here = device_of(asked.device)
     found = []
     for rows in folders:
@@ -211,7 +232,8 @@ def _rows_near(asked: Question, folders: Iterable[FolderRows]) -> list[tuple[str
                 continue
             is_same = there.hardware == here.hardware
             if key[2] != constraints:
-                reason = "other constraints"
+                is_looser = _C.admits_all_of(json.loads(key[2]), asked.constraints, family)
+                reason = _LOOSER if is_looser else "other constraints"
             elif is_same:
                 reason = "other threads" if here.kind == "cpu" else "other cuDNN"
             else:
@@ -235,7 +257,7 @@ def _current() -> _Store:
 
 
 def _look(asked: Question) -> Ranking | None:
-    """What the stores know; the second value is as in `_Store.find`."""
+    """What the stores know, as `_Store.find`."""
     with _lock:
         return _current().find(asked)
 
@@ -273,7 +295,7 @@ def _find(problem: str, device: str, constraints: str) -> Ranking | str | None:
     if agreement is None:
         return _look(asked)
     found = agreement.find(asked, lambda: _look(asked))
-    if found is None and can_measure():
+    if found is None and will_measure(problem):
         found = agreement.claim(asked)
     path = store_path()
     if isinstance(found, tuple) and not any(found[1:]) and path is not None:
@@ -288,6 +310,28 @@ def _add(entry: TableEntry) -> Ranking | str | None:
     _keep(entry)
     agreement = current_agreement()
     return agreement.add(entry) if agreement is not None else None
+
+
+@disable_dynamo("the tuning store is read")
+def _problems(device: str, constraints: str) -> list[str]:
+    """The problems that have a ranking for a device under some constraints."""
+    with _lock:
+        store = _current()
+        return store.problems(device, constraints)
+
+
+@disable_dynamo("the tuning store is written")
+def _record(problem: str, device: str, _constraints: str) -> None:
+    """What C++ calls for a problem that nothing was tuned for, if the policy says so."""
+    with _lock:
+        recorder = _current().recorder
+        if recorder is None:
+            _warn_once("on_miss=record: there is no store, so nothing is recorded")
+            return
+        try:
+            recorder.record(problem, device)
+        except OSError as error:
+            _warn_unusable(recorder.root, f"cannot write to {recorder.root}", error)
 
 
 def _row_at(place: Place) -> Row | None:
@@ -323,5 +367,5 @@ def _forget_after_fork() -> None:
 
 def install() -> None:
     """Let rankings be kept, and found again."""
-    _C.set_tuning_store(_find, _add)
+    _C.set_tuning_store(_find, _add, _problems, _record)
     os.register_at_fork(after_in_child=_forget_after_fork)

@@ -210,7 +210,7 @@ class SegmentWriter:
                 self._paths[key] = folder / new_name()
             path = self._paths[key]
             try:
-                if _append(path, line):
+                if append_line(path, line):
                     return
             except OSError:
                 del self._paths[key]  # its last line may be half written; the next row begins anew
@@ -218,12 +218,12 @@ class SegmentWriter:
             del self._paths[key]
 
 
-def new_name() -> str:
-    """The name of a new segment of this process."""
-    return f"{_name(socket.gethostname())[:40]}-{os.getpid()}-{time.time_ns()}{SUFFIX}"
+def new_name(suffix: str = SUFFIX) -> str:
+    """The name of a new segment of this process, or of another file."""
+    return f"{_name(socket.gethostname())[:40]}-{os.getpid()}-{time.time_ns()}{suffix}"
 
 
-def _append(path: Path, line: bytes) -> bool:
+def append_line(path: Path, line: bytes) -> bool:
     """Append a line by one write; False if the file meanwhile lost its name."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     file = os.open(path, flags, 0o666)

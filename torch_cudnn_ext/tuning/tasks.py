@@ -118,7 +118,7 @@ def obey_switches(lock: str, switches: dict[str, Any]) -> None:
     _C.set_measurement_lock(lock)
     # The tasks' policies hold the knobs of the environment. No process isolates for another.
     _C.set_knobs("", **switches["knobs"], isolate="never")
-    _C.set_tuning_store(None, None)  # the other process keeps what is measured
+    _C.set_tuning_store(None, None, None, None)  # the other process keeps what is measured
     _C.set_workspace_reserve([])  # the environment's is for one process
     _C.ignore_other_work(switches["ignores_other_work"])
     torch.set_num_threads(switches["threads"])

@@ -118,6 +118,7 @@ Policy merge(const Policy& stronger, const Policy& weaker) {
   take_if_unset(out.prefer, weaker.prefer);
   take_if_unset(out.replay, weaker.replay);
   take_if_unset(out.on_unsupported, weaker.on_unsupported);
+  take_if_unset(out.on_miss, weaker.on_miss);
   take_if_unset(out.backends, weaker.backends);
   for (size_t i = 0; i < out.compute.values.size(); ++i) {
     take_if_unset(out.compute.values[i], weaker.compute.values[i]);

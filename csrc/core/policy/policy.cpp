@@ -36,6 +36,7 @@ std::string Policy::constraints_text(const Problem& problem) const {
   kept.benchmark.reset();
   kept.fastest.reset();
   kept.on_unsupported.reset();
+  kept.on_miss.reset();
   kept.compute = {};  // the problem holds it
   kept.max_workspace_unit = {};
   for (const BooleanField& field : kBooleanFields) {
@@ -54,6 +55,27 @@ std::string Policy::constraints_text(const Problem& problem) const {
     kept.allow_tf32.reset();
   }
   return kept.text(family_of(problem));
+}
+
+bool Policy::admits_all_of(const Policy& others) const {
+  auto has_room = [](const auto& cap, const auto& other) {
+    return !cap || (other && *other <= *cap);
+  };
+  std::vector<std::string> all = backend_names();
+  bool has_backends = std::all_of(all.begin(), all.end(), [&](const std::string& name) {
+    return admits_backend(name) || !others.admits_backend(name);
+  });
+  auto rest = [](Policy policy) {
+    policy.max_workspace_bytes.reset();
+    policy.max_workspace_percent.reset();
+    policy.deterministic.reset();
+    policy.backends.reset();
+    return policy.text("");
+  };
+  return has_room(max_workspace_bytes, others.max_workspace_bytes) &&
+         has_room(max_workspace_percent, others.max_workspace_percent) && has_backends &&
+         (!deterministic.value_or(false) || others.deterministic.value_or(false)) &&
+         rest(*this) == rest(others);
 }
 
 std::optional<int64_t> Policy::workspace_cap(const Device& device) const {

@@ -21,8 +21,9 @@ namespace torch_cudnn_ext {
 
 // What a policy says for one pass of one operator.
 struct Selection {
-  // guess_once and time_once are for modules, which keep their first decision. Operators raise.
-  enum class Kind : uint8_t { heuristic, autotune, pinned, guess_once, time_once };
+  // tuned: as autotune, but nothing is measured in a call unless on_miss says so. guess_once and
+  // time_once are for modules, which keep their first decision. Operators raise.
+  enum class Kind : uint8_t { heuristic, autotune, tuned, pinned, guess_once, time_once };
   Kind kind = Kind::heuristic;
   Algorithm algorithm;  // if pinned
 
@@ -35,6 +36,9 @@ enum class Prefer : uint8_t { time, gpu_time, memory };
 // Whether calls of cuDNN are recorded and repeated without it (core/plan.h).
 enum class ReplayMode : uint8_t { off, graphs, kernels };
 enum class OnUnsupported : uint8_t { error, warn, fallback };
+// What runs if nothing was tuned for a problem that is to be tuned. record: the heuristic's
+// algorithm, and the tuning store keeps the problem's line.
+enum class OnMiss : uint8_t { autotune, heuristic, nearest, record, error };
 enum class Compute : uint8_t { as_input, as_input_f32, f16, f32, f64 };
 
 // The type of accumulation by the type of the data.
@@ -58,6 +62,7 @@ struct Policy {
   std::optional<Prefer> prefer;
   std::optional<ReplayMode> replay;
   std::optional<OnUnsupported> on_unsupported;
+  std::optional<OnMiss> on_miss;
   std::optional<std::vector<std::string>> backends;
   ComputeByType compute;
 
@@ -66,6 +71,10 @@ struct Policy {
   // The text of the fields that decide which algorithms are admissible and how they are ranked.
   // Equal constraints have equal texts.
   std::string constraints_text(const Problem& problem) const;
+  // Whether these constraints are equal to others, or admit more: a larger workspace, more backends
+  // or algorithms that are not deterministic. A ranking under them holds for the others then, less
+  // what the others exclude.
+  bool admits_all_of(const Policy& others) const;
   // The smaller of the caps in bytes and in percent.
   std::optional<int64_t> workspace_cap(const Device& device) const;
   bool admits_backend(const std::string& name) const;

@@ -27,6 +27,11 @@ constexpr EnumName<Prefer> kPrefer[] = {
 constexpr EnumName<OnUnsupported> kOnUnsupported[] = {{OnUnsupported::error, "error"},
                                                       {OnUnsupported::warn, "warn"},
                                                       {OnUnsupported::fallback, "fallback"}};
+constexpr EnumName<OnMiss> kOnMiss[] = {{OnMiss::autotune, "autotune"},
+                                        {OnMiss::heuristic, "heuristic"},
+                                        {OnMiss::nearest, "nearest"},
+                                        {OnMiss::record, "record"},
+                                        {OnMiss::error, "error"}};
 constexpr EnumName<Compute> kCompute[] = {
     {Compute::as_input, "as_input"}, {Compute::as_input_f32, "as_input_f32"},
     {Compute::f16, "f16"},           {Compute::f32, "f32"},
@@ -208,40 +213,46 @@ void read_selection(Policy& policy, std::string_view text, const Operator& op,
   }
 }
 
+// A word is for every pass that has it. If no pass is known to have it, it is for every pass that
+// can spell it: only a GPU knows the engines of the graph API, and a policy may fall back.
 void read_word_for_all_passes(Policy& policy, std::string_view word, const Operator& op) {
   bool integer = word.find_first_not_of("0123456789") == std::string_view::npos;
   TORCH_CHECK_VALUE(!integer, "policy text: '", word,
                     "' is an integer for all passes, but integers mean different algorithms in "
                     "different passes; write fwd=",
                     word);
-  std::vector<std::string> fitting, others;
+  Policy read;
   std::string reason;
   for (const std::string& pass : op.passes()) {
     try {
-      read_selection(policy, word, op, pass);
-      fitting.push_back(pass);
+      read_selection(read, word, op, pass);
     } catch (const c10::ValueError& error) {
-      others.push_back(pass);
       if (reason.empty()) reason = error.what_without_backtrace();
     }
   }
-  if (others.empty()) return;
-  if (fitting.empty() && word.find(':') == std::string_view::npos) {  // it may be meant for a field
+  if (read.selections.empty() && !reason.empty()) {
+    // The word may be meant for a field.
+    TORCH_CHECK_VALUE(word.find(':') == std::string_view::npos, "policy text: '", word,
+                      "' fits no pass of ", op.family(), ": ", reason);
     std::vector<std::string> known = known_keys(op.family());
     for (const std::string& pass : op.passes()) {
       for (std::string& each : selections_of(word, op, pass)) known.push_back(std::move(each));
     }
     const char* separated =
         word.find(',') == std::string_view::npos ? "" : "; fields are separated by ;";
-    TORCH_CHECK_VALUE(false, "policy text: '", word, "' is neither an algorithm for all passes of ",
-                      op.family(), " nor a field", separated, suggestion(word, known),
-                      "; all: ", kInPolicies);
+    TORCH_CHECK_VALUE(false, "policy text: '", word, "' is neither an algorithm of ", op.family(),
+                      " nor a field", separated, suggestion(word, known), "; all: ", kInPolicies);
   }
-  TORCH_CHECK_VALUE(!fitting.empty(), "policy text: '", word, "' fits no pass of ", op.family(),
-                    ": ", reason);
-  TORCH_CHECK_VALUE(false, "policy text: '", word, "' is meant for all passes but does not fit ",
-                    c10::Join(", ", others), ", wanted ", fitting[0], "=", word,
-                    ", or an algorithm of every pass; all: ", kInPolicies);
+  auto is_spelled_only = [&](const auto& selected) {
+    const Selection& selection = selected.second;
+    if (selection.kind != Selection::Kind::pinned) return false;
+    std::vector<std::string> passes = passes_with(op, selection.algorithm);
+    std::string pass = selected.first.substr(std::string_view(op.family()).size() + 1);
+    return !passes.empty() && std::find(passes.begin(), passes.end(), pass) == passes.end();
+  };
+  for (const auto& selected : read.selections) {
+    if (!is_spelled_only(selected)) policy.selections[selected.first] = selected.second;
+  }
 }
 
 // Reads "fwd" of the given family, "conv_fwd" of any, or "conv" for all its passes. False if the
@@ -279,6 +290,7 @@ void read_field(Policy& policy, const Field& field, const std::string& family,
   if (key == "prefer") return void(policy.prefer = read(kPrefer));
   if (key == "replay") return void(policy.replay = read(kReplayModes));
   if (key == "on_unsupported") return void(policy.on_unsupported = read(kOnUnsupported));
+  if (key == "on_miss") return void(policy.on_miss = read(kOnMiss));
   for (const BooleanField& each : kBooleanFields) {
     if (key == each.name) return void(policy.*each.value = read_boolean(key, value));
   }
@@ -389,6 +401,7 @@ std::string Policy::text(const std::string& family) const {
   if (on_unsupported) {
     items.push_back(c10::str("on_unsupported=", enum_text(kOnUnsupported, *on_unsupported)));
   }
+  if (on_miss) items.push_back(c10::str("on_miss=", enum_text(kOnMiss, *on_miss)));
   if (compute.is_set()) items.push_back("compute=" + compute_text(compute));
   return c10::Join(";", items);
 }

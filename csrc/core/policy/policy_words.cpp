@@ -65,6 +65,15 @@ std::vector<std::string> selections_of(std::string_view text, const Operator& op
   return known;
 }
 
+std::string other_families_with(const Algorithm& algorithm, const Operator& op) {
+  std::string name = c10::str(algorithm.backend, ":", algorithm.name);
+  std::vector<std::string> families = families_with(name);
+  bool is_own = std::find(families.begin(), families.end(), op.family()) != families.end();
+  if (is_own || families.empty()) return "";
+  for (std::string& family : families) family += c10::str(" (", family, "=", name, ")");
+  return "; it is an algorithm of " + c10::Join(", ", families);
+}
+
 std::string suggestion(std::string_view text, const std::vector<std::string>& known) {
   std::vector<std::string> fitting;
   for (const NamedPass& each : all_passes()) {

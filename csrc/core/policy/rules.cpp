@@ -186,7 +186,7 @@ RuledPolicy rules_for_one(const Problem& problem) {
     bool open = out.source.empty() && !out.policy.fastest.value_or(false);
     if (open && !rule->use.selections.empty()) out.source = rule->text;
     out.policy = apply_level(out.policy, rule->use);
-    out.any = true;
+    out.ids.push_back(rule->id);
   }
   return out;
 }
@@ -222,7 +222,7 @@ RuledPolicy rules_for(const Problem& problem) {
   RuledPolicy out = rules_for_one(problem);
   for (const Problem& next : operator_of(problem).coupled(problem)) {
     RuledPolicy more = rules_for_one(next);
-    out.any |= more.any;
+    out.ids.insert(out.ids.end(), more.ids.begin(), more.ids.end());
     out.policy = merge(out.policy, more.policy);
     if (out.source.empty()) out.source = more.source;
   }
@@ -232,7 +232,7 @@ RuledPolicy rules_for(const Problem& problem) {
 const ResolvedPolicy& with_rules(const Problem& problem, const ResolvedPolicy& policy) {
   if (rule_count.load(std::memory_order_relaxed) == 0) return policy;
   RuledPolicy rules = rules_for(problem);
-  return rules.any ? add_rules(policy, rules.policy, family_of(problem)) : policy;
+  return rules.ids.empty() ? policy : add_rules(policy, rules.policy, family_of(problem));
 }
 
 void set_cudnn_pins(Policy pins) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/policy/resolve.h"
 #include "problems/problem.h"
@@ -22,7 +23,7 @@ void remove_rule(int64_t id);
 
 // What rules say of a problem and of the problems that share its algorithm.
 struct RuledPolicy {
-  bool any = false;  // whether a rule matches
+  std::vector<int64_t> ids;  // of the rules that match
   Policy policy;
   std::string source;  // the rule that selects the algorithm; may be empty
 };

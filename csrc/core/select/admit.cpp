@@ -48,13 +48,17 @@ std::string exclusion_by_notes(const Notes& notes, const ResolvedPolicy& policy)
   return "";
 }
 
+std::string exclusion_by_workspace(int64_t bytes, const ResolvedPolicy& policy,
+                                   const Device& device) {
+  std::optional<int64_t> cap = policy.policy.workspace_cap(device);
+  if (!cap || bytes <= *cap) return "";
+  return c10::str("excluded by max_workspace=", *cap, ": it needs ", bytes, " bytes");
+}
+
 std::string exclusion_by_plan(const Plan& plan, int64_t workspace_bytes,
                               const ResolvedPolicy& policy, const Device& device) {
   std::string reason = exclusion_by_notes(plan.notes, policy);
-  if (!reason.empty()) return reason;
-  std::optional<int64_t> cap = policy.policy.workspace_cap(device);
-  if (!cap || workspace_bytes <= *cap) return "";
-  return c10::str("excluded by max_workspace=", *cap, ": it needs ", workspace_bytes, " bytes");
+  return reason.empty() ? exclusion_by_workspace(workspace_bytes, policy, device) : reason;
 }
 
 namespace {

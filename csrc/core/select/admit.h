@@ -12,11 +12,13 @@
 
 namespace torch_cudnn_ext {
 
-// Why the constraints exclude a backend, what has these notes, or a plan with this workspace. Empty
-// if they do not. The first two need no plan.
+// Why the constraints exclude a backend, what has these notes, what needs this workspace, or a plan
+// with this workspace. Empty if they do not. Only the last one needs a plan.
 std::string exclusion_by_backend(const std::string& backend, const ResolvedPolicy& policy,
                                  const Device& device);
 std::string exclusion_by_notes(const Notes& notes, const ResolvedPolicy& policy);
+std::string exclusion_by_workspace(int64_t bytes, const ResolvedPolicy& policy,
+                                   const Device& device);
 std::string exclusion_by_plan(const Plan& plan, int64_t workspace_bytes,
                               const ResolvedPolicy& policy, const Device& device);
 

@@ -13,9 +13,13 @@
 #include "core/errors.h"
 #include "core/operator.h"
 #include "core/override_guard.h"
+#include "core/policy/policy_words.h"
 #include "core/policy/rules.h"
 #include "core/select/attempts.h"
+#include "core/select/known_ranking.h"
 #include "core/select/recording.h"
+#include "core/select/search.h"
+#include "core/select/selection.h"
 #include "core/tune/isolation.h"
 #include "core/tune/measure.h"
 #include "core/tune/tuning_table.h"
@@ -31,6 +35,7 @@ constexpr const char* kCoupled = "coupled with its forward";
 constexpr const char* kNotDeterministic =
     "fallback: PyTorch's own, as no algorithm is deterministic";
 constexpr const char* kBeyondBackends = "fallback: no admitted backend has an algorithm";
+constexpr const char* kUntuned = "heuristic: nothing was tuned for it";
 constexpr const char* kNoMemory = "no memory to tune in";
 constexpr const char* kAllFailed = "every algorithm failed while tuning";
 constexpr const char* kNoProcess = "the process that tunes for this one failed";
@@ -60,16 +65,16 @@ class Decider {
     if (found) {
       decision_->algorithm = found.plan->algorithm;
       double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-      decision_->record =
-          record_decision(request_, found.plan->algorithm, found.why, found.workspace_bytes, ms);
+      decision_->record = record_decision(request_, rules_.ids, found.plan->algorithm, found.why,
+                                          found.workspace_bytes, ms);
     }
     return {decision_, found.plan};
   }
 
   std::string error_of_pin(const Algorithm& algorithm, const std::string& reason) {
-    std::string error =
-        c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
-                 " cannot run: ", reason, other_families_with(algorithm), context_lines(request_));
+    std::string error = c10::str(op_of(problem_), ": the pinned algorithm ", algorithm.text(),
+                                 " cannot run: ", reason, other_families_with(algorithm, op_),
+                                 context_lines(request_));
     if (op_.forward_of(problem_)) return error;  // only its forward's algorithm can read its input
     std::string others = attempts_.others_that_run(request_, algorithm);
     bool can_fall_back = !others.empty();
@@ -87,55 +92,39 @@ class Decider {
   // --- what the policy selects
 
   Found find() {
-    const Selection* selected = find_selection();
-    if (!decision_->error.empty()) return {};
+    const Policy* const levels[] = {&asked_.argument, &rules_.policy, &policy_, &cudnn_pins_};
+    auto [selected, level, error] = selection_of(problem_, levels);
+    selecting_level_ = level;
+    if (!error.empty()) {
+      decision_->error = error + context_lines(request_);
+      return {};
+    }
     if (selected != nullptr && selected->kind == Selection::Kind::pinned) {
       return find_pinned(selected->algorithm);
     }
     if (auto forward = op_.forward_of(problem_)) return find_as_forward(*forward);
     bool autotune = selected != nullptr && selected->kind == Selection::Kind::autotune;
+    bool tuned = selected != nullptr && selected->kind == Selection::Kind::tuned;
     bool benchmark = selected == nullptr && policy_.benchmark.value_or(false);
-    if (autotune || benchmark) return find_tuned(autotune && is_demanded());
-    return find_heuristic("heuristic");
-  }
-
-  // The selection of the strongest level that has one for this problem or for a problem that shares
-  // its algorithm; nullptr if none has. The selection of the call, or else of a rule, for one of
-  // these problems holds for all of them, even if weaker levels select something else for the
-  // others.
-  const Selection* find_selection() {
-    const Policy* const levels[] = {&asked_.argument, &rules_.policy, &policy_, &cudnn_pins_};
-    for (const Policy* level : levels) {
-      const Selection* selected = find_selection(*level);
-      if (!decision_->error.empty()) return nullptr;
-      if (selected == nullptr && level->fastest.value_or(false)) return nullptr;  // it is tuned
-      if (selected == nullptr) continue;
-      selecting_level_ = level;
-      return selected;
+    if (!autotune && !tuned && !benchmark) return find_heuristic("heuristic");
+    if (Found found = find_known(); found || !decision_->error.empty()) return found;
+    switch (policy_.on_miss.value_or(tuned ? OnMiss::heuristic : OnMiss::autotune)) {
+      case OnMiss::autotune:
+        return find_tuned(autotune && is_demanded());
+      case OnMiss::heuristic:
+        return find_heuristic(kUntuned);
+      case OnMiss::nearest:
+        return find_nearest();
+      case OnMiss::record:
+        tuning_table::record_untuned(key_of(request_));
+        return find_heuristic(kUntuned);
+      case OnMiss::error:
+        decision_->error =
+            c10::str(op_of(problem_), ": nothing was tuned for this problem, and the policy says ",
+                     "on_miss=error; tune it first", context_lines(request_));
+        return {};
     }
-    return nullptr;
-  }
-
-  // The selection of one level. It is an error if the level selects differently for problems
-  // that share an algorithm.
-  const Selection* find_selection(const Policy& level) {
-    const Selection* selected = nullptr;
-    std::vector<Problem> together = op_.coupled(problem_);
-    together.insert(together.begin(), problem_);
-    for (const Problem& member : together) {
-      auto found = level.selections.find(op_of(member));
-      if (found == level.selections.end()) continue;
-      if (selected != nullptr && selected->text() != found->second.text()) {
-        decision_->error = c10::str(
-            op_of(problem_), ": the policy says ", selected->text(), ", but ", op_of(member),
-            ", which shares its algorithm, is to run ", found->second.text(),
-            "; these passes are coupled, wanted the same for both\n  problem: ",
-            problem_text(problem_), "\n  policy: ", request_.policy.text);
-        return nullptr;
-      }
-      selected = &found->second;
-    }
-    return selected;
+    TORCH_INTERNAL_ASSERT(false);
   }
 
   // Whether the caller or a knob asks to tune this problem. enable() and rules do not: they apply
@@ -223,23 +212,41 @@ class Decider {
 
   // --- tuning
 
+  // By what was measured before; nothing if there is none, or if it is of another version and
+  // nothing of it can be built.
+  Found find_known() {
+    auto known = known_ranking(request_);
+    if (!known) return {};
+    if (!known->heuristic.empty()) return find_heuristic("heuristic: " + known->heuristic);
+    if (find_failure_of_all(known->measurements)) return {};
+    std::string why = "cached";
+    if (!known->device.empty()) why += ": measured on " + known->device;
+    if (!known->constraints.empty()) why += ": ranked under " + known->constraints;
+    return first_of_ranking(known->measurements, why);
+  }
+
+  Found find_nearest() {
+    std::string of;
+    if (auto known = nearest_ranking(request_, of)) {
+      if (Found found = first_of_ranking(known->measurements, "nearest: as tuned for " + of)) {
+        return found;
+      }
+    }
+    return find_heuristic(kUntuned);
+  }
+
+  // The first of a ranking that builds. If none does, the ranking is forgotten.
+  Found first_of_ranking(const std::vector<Measurement>& measurements, const std::string& why) {
+    size_t before = attempts_.ruled_out.size();
+    if (Found found = first_that_builds(measurements, why)) return found;
+    if (decision_->ranking.empty()) return find_rejected_baseline(measurements);
+    decision_->ranking.clear();
+    attempts_.ruled_out.resize(before);
+    return {};
+  }
+
   Found find_tuned(bool is_demanded) {
     const DeviceRuntime& runtime = runtime_of(device_);
-    std::string problem = problem_text(problem_);
-    std::string fingerprint = runtime.fingerprint(device_);
-    std::string constraints = policy_.constraints_text(problem_);
-    std::optional<KnownRanking> kept;
-    bool in_table = are_rankings_kept(request_.policy, device_);
-    if (in_table) kept = tuning_table::find(problem, fingerprint, constraints);
-    if (kept && !find_failure_of_all(kept->measurements)) {
-      size_t before = attempts_.ruled_out.size();
-      std::string why = kept->origin.empty() ? "cached" : "cached: measured on " + kept->origin;
-      if (Found found = first_that_builds(kept->measurements, why)) return found;
-      if (decision_->ranking.empty()) return find_rejected_baseline(kept->measurements);
-      // The ranking is from a file, perhaps of another version. The problem is measured again.
-      decision_->ranking.clear();
-      attempts_.ruled_out.resize(before);
-    }
     if (runtime.is_capturing(device_)) return find_under_capture(is_demanded);
     if (must_not_wait_) return find_temporary("heuristic: met again while it is being tuned");
     if (after_unsupported_) {
@@ -248,13 +255,10 @@ class Decider {
     if (is_model_tracing()) {
       return find_temporary("heuristic: nothing is tuned while a model is traced");
     }
-    MeasureOptions options;
-    // A GPU builds and times all algorithms in seconds. One call on a CPU may take as long.
-    options.time_budget_s = device_.is_cuda() ? 30 : 10;
-    options.prunes = true;
+    if (is_search_budget_spent()) return find_beyond_budget();
     std::vector<Measurement> measured;
     try {
-      measured = measure_where_set(problem_, request_.policy, device_, options);
+      measured = search(request_);
     } catch (const IsolationFailure& failure) {
       return find_untuned(kNoProcess, failure.msg());
     } catch (const c10::Error& error) {
@@ -268,9 +272,25 @@ class Decider {
     if (is_unstable(measured)) {
       return first_that_builds(measured, "unstable: too noisy to compare, PyTorch's own runs");
     }
-    if (in_table) tuning_table::insert_measured({problem, fingerprint, constraints, measured});
-    Found found = first_that_builds(measured, "tuned");
+    std::string why = "tuned";
+    if (are_rankings_kept(request_.policy, device_)) {
+      auto [problem, device, constraints] = key_of(request_);
+      if (auto other = tuning_table::insert_measured({problem, device, constraints, measured})) {
+        if (!other->heuristic.empty()) return find_heuristic("heuristic: " + other->heuristic);
+        measured = other->measurements;
+        why = "cached";
+      }
+    }
+    Found found = first_that_builds(measured, why);
     return found ? found : find_rejected_baseline(measured);
+  }
+
+  Found find_beyond_budget() {
+    static std::atomic<bool> warned{false};
+    warn_once(warned,
+              "the search budget of this process is spent (knobs.search_budget_s): the heuristic's "
+              "algorithm runs what is not tuned yet");
+    return find_heuristic("heuristic: the search budget is spent");
   }
 
   Found first_that_builds(const std::vector<Measurement>& measurements, const std::string& why) {
@@ -322,17 +342,13 @@ class Decider {
                 "being captured into a CUDA graph; run it once before capturing. Problem: ",
                 problem_text(problem_));
     static std::atomic<bool> warned{false};
-    if (!warned.exchange(true)) {
-      decision_->warning = c10::str(
-          "problems are to be tuned as they come (benchmark, fastest, enable or when says so), but "
-          "this one was first met while a CUDA graph is captured: the heuristic's algorithm runs "
-          "and is not kept (said once). Problem: ",
-          problem_text(problem_));
-    }
+    warn_once(
+        warned,
+        "problems are to be tuned as they come (benchmark, fastest, enable or when says so), "
+        "but this one was first met while a CUDA graph is captured: the heuristic's algorithm "
+        "runs and is not kept");
     return find_temporary("heuristic: first met under stream capture");
   }
-
-  // --- the heuristic
 
   Found find_temporary(const std::string& why) {
     decision_->is_kept = false;
@@ -414,6 +430,11 @@ class Decider {
     return policy_.on_unsupported == OnUnsupported::warn && !after_unsupported_;
   }
 
+  void warn_once(std::atomic<bool>& warned, const char* warning) {
+    if (warned.exchange(true)) return;
+    add_warning(c10::str(warning, " (said once). Problem: ", problem_text(problem_)));
+  }
+
   void add_warning(const std::string& warning) {
     decision_->warning += (decision_->warning.empty() ? "" : "\n") + warning;
   }
@@ -426,16 +447,6 @@ class Decider {
     add_warning(c10::str(share.text(""), " is of the machine's memory on the CPU (",
                          *share.workspace_cap(device_) >> 20,
                          " MiB), and of a GPU's there; wanted a size, e.g. 64MiB, or none"));
-  }
-
-  // For an algorithm that this operator does not have: the operators that do.
-  std::string other_families_with(const Algorithm& algorithm) const {
-    std::string name = c10::str(algorithm.backend, ":", algorithm.name);
-    std::vector<std::string> families = families_with(name);
-    bool is_ours = std::find(families.begin(), families.end(), op_.family()) != families.end();
-    if (is_ours || families.empty()) return "";
-    for (std::string& family : families) family += c10::str(" (", family, "=", name, ")");
-    return "; it is an algorithm of " + c10::Join(", ", families);
   }
 
   const Problem& problem_;

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <tuple>
@@ -43,37 +44,38 @@ std::string policy_of_coupled(const Request& request, const Algorithm& algorithm
 // Orders records by all but the time that the decision took.
 struct Less {
   static auto key(const DecisionRecord& r) {
-    return std::tie(r.problem, r.algorithm, r.why, r.device, r.policy, r.coupled_policy,
+    return std::tie(r.problem, r.algorithm, r.why, r.device, r.policy, r.coupled_policy, r.rules,
                     r.workspace_bytes);
   }
-  bool operator()(const DecisionRecord& a, const DecisionRecord& b) const {
-    return key(a) < key(b);
+  bool operator()(const std::unique_ptr<DecisionRecord>& a,
+                  const std::unique_ptr<DecisionRecord>& b) const {
+    return key(*a) < key(*b);
   }
 };
 
+struct Records {
+  std::mutex mutex;
+  std::set<std::unique_ptr<DecisionRecord>, Less> all;
+};
+Records& records() {
+  static auto* made = new Records();
+  return *made;
+}
+
 }  // namespace
 
-const DecisionRecord* record_decision(const Request& request, const Algorithm& algorithm,
-                                      const std::string& why,
+const DecisionRecord* record_decision(const Request& request, const std::vector<int64_t>& rules,
+                                      const Algorithm& algorithm, const std::string& why,
                                       const std::optional<int64_t>& workspace_bytes,
                                       double decision_ms) {
   std::string coupled_policy = policy_of_coupled(request, algorithm);
   int64_t writer = writer_number(coupled_policy);
-  DecisionRecord made{op_of(request.problem),
-                      problem_text(request.problem),
-                      algorithm.text(),
-                      why,
-                      request.device.text(),
-                      request.policy.text,
-                      coupled_policy,
-                      workspace_bytes,
-                      decision_ms,
-                      writer,
-                      index_of_pass(request.problem)};
-  static std::mutex mutex;
-  static auto* records = new std::set<DecisionRecord, Less>();
-  std::unique_lock<std::mutex> lock(mutex);
-  const DecisionRecord& record = *records->insert(std::move(made)).first;
+  std::unique_ptr<DecisionRecord> made(
+      new DecisionRecord{op_of(request.problem), problem_text(request.problem), algorithm.text(),
+                         why, request.device.text(), request.policy.text, coupled_policy, rules,
+                         workspace_bytes, decision_ms, writer, index_of_pass(request.problem)});
+  std::unique_lock<std::mutex> lock(records().mutex);
+  const DecisionRecord& record = **records().all.insert(std::move(made)).first;
   lock.unlock();
   if (verbose()) {
     std::fprintf(stderr, "torch_cudnn_ext: %s on %s -> %s (%s; workspace %s; chosen in %.1f ms)\n",
@@ -83,7 +85,17 @@ const DecisionRecord* record_decision(const Request& request, const Algorithm& a
   return &record;
 }
 
+std::vector<const DecisionRecord*> records_executed() {
+  std::lock_guard<std::mutex> lock(records().mutex);
+  std::vector<const DecisionRecord*> executed;
+  for (const auto& record : records().all) {
+    if (record->calls.load(std::memory_order_relaxed) > 0) executed.push_back(record.get());
+  }
+  return executed;
+}
+
 void note_executed(const DecisionRecord* record) {
+  record->calls.fetch_add(1, std::memory_order_relaxed);
   last_here = record;
   last_by_pass[record->pass].store(record, std::memory_order_release);
   last_of_all.store(record, std::memory_order_release);

@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/policy/resolve.h"
 #include "problems/problem.h"
@@ -23,19 +25,25 @@ struct Request {
 struct DecisionRecord {
   std::string op, problem, algorithm, why, device, policy;
   std::string coupled_policy;  // the policy for passes that must run the same algorithm
+  std::vector<int64_t> rules;  // the ids of those that match the problem
   std::optional<int64_t> workspace_bytes;
   double decision_ms;
-  int64_t writer;  // the number of `coupled_policy` (core/writer.h)
-  size_t pass;     // of all families' passes, as a number
+  int64_t writer;                         // the number of `coupled_policy` (core/writer.h)
+  size_t pass;                            // of all families' passes, as a number
+  mutable std::atomic<int64_t> calls{0};  // that ran by it
 };
 
 // Makes a record, or finds the equal one. Prints it if decisions are to be printed.
-const DecisionRecord* record_decision(const Request& request, const Algorithm& algorithm,
-                                      const std::string& why,
+const DecisionRecord* record_decision(const Request& request, const std::vector<int64_t>& rules,
+                                      const Algorithm& algorithm, const std::string& why,
                                       const std::optional<int64_t>& workspace_bytes,
                                       double decision_ms);
 
-// Makes a record the last one that was executed, of its pass, of all, and on this thread.
+// All records so far of which a call ran.
+std::vector<const DecisionRecord*> records_executed();
+
+// Counts a call, and makes its record the last one that was executed, of its pass, of all, and on
+// this thread.
 void note_executed(const DecisionRecord* record);
 // Makes this thread forget what it executed last.
 void forget_executed();

@@ -78,8 +78,8 @@ void note_smaller(const Request& request, const Call& failed, const AdmissiblePl
   std::string why =
       c10::str("fallback: no memory for the workspace of ", failed.plan->algorithm.text(), " (",
                memory_text(failed.plan->workspace_bytes), ")");
-  const DecisionRecord* record =
-      record_decision(request, ran.plan->algorithm, why, ran.workspace_bytes, 0);
+  const DecisionRecord* record = record_decision(request, failed.decision->record->rules,
+                                                 ran.plan->algorithm, why, ran.workspace_bytes, 0);
   note_executed(record);
   static std::atomic<bool> warned{false};
   if (!warned.exchange(true)) {

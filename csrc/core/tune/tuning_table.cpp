@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
 #include <utility>
 
 #include "core/base/enum_text.h"
@@ -24,8 +23,6 @@ constexpr EnumName<Status> kStatuses[] = {{Status::ok, "ok"},
                                           {Status::failed, "failed"},
                                           {Status::rejected, "rejected"},
                                           {Status::unstable, "unstable"}};
-
-using TableKey = std::tuple<std::string, std::string, std::string>;
 
 std::mutex table_mutex;
 auto& table() {
@@ -97,18 +94,16 @@ bool is_unstable(const std::vector<Measurement>& measurements) {
 
 namespace tuning_table {
 
-std::optional<KnownRanking> find(const std::string& problem, const std::string& device,
-                                 const std::string& constraints) {
-  TableKey key{problem, device, constraints};
+std::optional<KnownRanking> find(const TableKey& key) {
   {
     std::lock_guard<std::mutex> lock(table_mutex);
     if (auto found = table().find(key); found != table().end()) {
-      return KnownRanking{found->second, ""};
+      return KnownRanking{found->second, "", "", ""};
     }
   }
   auto store = store_now();
-  auto kept = store->find ? store->find(problem, device, constraints) : std::nullopt;
-  if (kept && kept->origin.empty()) {
+  auto kept = store->find ? store->find(key) : std::nullopt;
+  if (kept && kept->device.empty() && kept->constraints.empty() && kept->heuristic.empty()) {
     std::lock_guard<std::mutex> lock(table_mutex);
     // Another thread may have measured meanwhile.
     kept->measurements = table().emplace(key, kept->measurements).first->second;
@@ -116,15 +111,51 @@ std::optional<KnownRanking> find(const std::string& problem, const std::string& 
   return kept;
 }
 
+std::vector<TableEntry> entries_of(const std::string& problem, const std::string& device) {
+  std::lock_guard<std::mutex> lock(table_mutex);
+  std::vector<TableEntry> out;
+  for (auto at = table().lower_bound({problem, device, ""}); at != table().end(); ++at) {
+    const auto& [key, measurements] = *at;
+    if (key.problem != problem || key.device != device) break;
+    out.push_back({problem, device, key.constraints, measurements});
+  }
+  return out;
+}
+
+std::vector<std::string> problems(const std::string& device, const std::string& constraints) {
+  std::vector<std::string> out;
+  auto store = store_now();
+  if (store->problems) out = store->problems(device, constraints);
+  std::lock_guard<std::mutex> lock(table_mutex);
+  for (const auto& [key, measurements] : table()) {
+    if (key.device == device && key.constraints == constraints) out.push_back(key.problem);
+  }
+  return out;
+}
+
 void insert(TableEntry entry) {
   std::lock_guard<std::mutex> lock(table_mutex);
   table()[{entry.problem, entry.device, entry.constraints}] = std::move(entry.measurements);
 }
 
-void insert_measured(const TableEntry& entry) {
+std::optional<KnownRanking> insert_measured(const TableEntry& entry) {
   insert(entry);
   auto store = store_now();
-  if (store->add) store->add(entry);
+  auto other = store->add ? store->add(entry) : std::nullopt;
+  if (!other) return std::nullopt;
+  std::lock_guard<std::mutex> lock(table_mutex);
+  TableKey key{entry.problem, entry.device, entry.constraints};
+  if (other->heuristic.empty()) {
+    table()[key] = other->measurements;
+  } else {
+    table().erase(key);
+  }
+  return other;
+}
+
+void record_untuned(const TableKey& key) {
+  auto store = store_now();
+  if (store->record) store->record(key);
 }
 
 void set_store(TuningStore store) {
@@ -137,7 +168,7 @@ std::vector<TableEntry> entries() {
   std::lock_guard<std::mutex> lock(table_mutex);
   std::vector<TableEntry> out;
   for (const auto& [key, measurements] : table()) {
-    out.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key), measurements});
+    out.push_back({key.problem, key.device, key.constraints, measurements});
   }
   return out;
 }

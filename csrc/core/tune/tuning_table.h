@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/plan.h"
@@ -66,30 +67,50 @@ struct TableEntry {
   std::vector<Measurement> measurements;  // best first, then what did not run
 };
 
+// What a ranking is wanted for, in canonical texts.
+struct TableKey {
+  std::string problem, device, constraints;
+
+  bool operator<(const TableKey& other) const {
+    return std::tie(problem, device, constraints) <
+           std::tie(other.problem, other.device, other.constraints);
+  }
+};
+
 // What the table or the store knows of a problem.
 struct KnownRanking {
   std::vector<Measurement> measurements;
-  std::string origin;  // what the measurements are of, if not of the device that was asked for
+  std::string device;       // the one that was measured, if it is not the one that was asked for
+  std::string constraints;  // those of the ranking, if they are not those that were asked for
+  std::string heuristic;    // if not empty: the heuristic's algorithm is to run, for this reason
 };
 
-// The tuning store, which is set from outside and keeps entries when the process ends. Both
-// functions are called without a lock.
+// The tuning store, which is set from outside and keeps entries when the process ends. Its
+// functions are called without a lock, and may be empty.
 struct TuningStore {
-  // Given problem, device and constraints.
-  std::function<std::optional<KnownRanking>(const std::string&, const std::string&,
-                                            const std::string&)>
-      find;
-  std::function<void(const TableEntry&)> add;
+  std::function<std::optional<KnownRanking>(const TableKey&)> find;
+  // May give what holds in the place of the entry.
+  std::function<std::optional<KnownRanking>(const TableEntry&)> add;
+  // The problems that have a ranking for a device under the constraints.
+  std::function<std::vector<std::string>(const std::string& device, const std::string& constraints)>
+      problems;
+  std::function<void(const TableKey&)> record;  // of a problem that nothing was tuned for
 };
 
 namespace tuning_table {
 
-// Asks the store for what is not in the table. What it knows of this very device is inserted.
-std::optional<KnownRanking> find(const std::string& problem, const std::string& device,
-                                 const std::string& constraints);
+// Asks the store for what is not in the table. What it knows of this very device under these very
+// constraints is inserted.
+std::optional<KnownRanking> find(const TableKey& key);
+// The table's entries for a problem and a device.
+std::vector<TableEntry> entries_of(const std::string& problem, const std::string& device);
+// The problems of which the table or the store has a ranking.
+std::vector<std::string> problems(const std::string& device, const std::string& constraints);
 void insert(TableEntry entry);
-// The same, and gives it to the store.
-void insert_measured(const TableEntry& entry);
+// The same, and gives it to the store, which may know what holds in its place.
+std::optional<KnownRanking> insert_measured(const TableEntry& entry);
+// Tells the store of a problem that nothing was tuned for.
+void record_untuned(const TableKey& key);
 void set_store(TuningStore store);
 std::vector<TableEntry> entries();
 void clear();

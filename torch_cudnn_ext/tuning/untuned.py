@@ -1,0 +1,91 @@
+"""Problems that nothing was tuned for: those of this process, and those that a store recorded.
+
+The policy ``on_miss=record`` makes a call record its problem. The record is a file of problem lines
+for each process, ``<host>-<pid>-<time>.problems``, in the store's folder of the device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_cudnn_ext import _C
+from torch_cudnn_ext.tuning.store_files import append_line, folder_name, new_name
+
+SUFFIX = ".problems"
+
+
+@dataclass(frozen=True)
+class UntunedProblem:
+    """A problem that calls ran without a measurement.
+
+    Attributes:
+        problem: The problem line.
+        device: ``cpu``, or a GPU such as ``cuda:0``.
+        algorithm: What ran.
+        why: Why that ran: ``"heuristic"``, or ``"heuristic: <reason>"``.
+        calls: How many calls ran so.
+    """
+
+    problem: str
+    device: str
+    algorithm: str
+    why: str
+    calls: int
+
+
+def untuned() -> list[UntunedProblem]:
+    """The problems that calls of this process ran by the heuristic's choice, the most called first.
+
+    A problem that was tuned since is left out, under whatever constraints. The lines serve `tune`,
+    and as a file ``tune --problems``.
+
+    Example:
+        >>> y = torch_cudnn_ext.ops.softmax(torch.zeros(3, 7), 1, policy="tuned")
+        >>> [(one.problem, one.why) for one in untuned() if "[3,7,1]" in one.problem]
+        [('softmax_fwd x=f32[3,7,1]:nchw log=false', 'heuristic: nothing was tuned for it')]
+    """
+    known = {(entry["problem"], entry["device"]) for entry in _C.table_export()}
+    calls: Counter[tuple[str, str, str, str]] = Counter()
+    for record in _C.executed_decisions():
+        is_guessed = record["why"].partition(":")[0] == "heuristic"
+        place = record["problem"], _C.device_fingerprint(record["device"])
+        if is_guessed and place not in known:
+            what = record["problem"], record["device"], record["algorithm"], record["why"]
+            calls[what] += record["calls"]
+    return [UntunedProblem(*what, count) for what, count in calls.most_common()]
+
+
+class Recorder:
+    """Appends problem lines to the record of this process, each once."""
+
+    def __init__(self, root: Path) -> None:
+        """Take a store, which need not exist."""
+        self.root = root
+        self._name = new_name(SUFFIX)
+        self._recorded: set[tuple[str, str]] = set()
+
+    def record(self, problem: str, device: str) -> None:
+        """Append a problem, which is in the file when this returns.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if (problem, device) in self._recorded:
+            return
+        folder = self.root / folder_name(device)
+        folder.mkdir(parents=True, exist_ok=True)
+        append_line(folder / self._name, f"{problem}\n".encode())
+        self._recorded.add((problem, device))
+
+
+def recorded(root: Path, device: str) -> dict[Path, list[str]]:
+    """The problem lines that a store recorded for a device, by file.
+
+    Raises:
+        OSError: The record cannot be read. A store that does not exist has none.
+    """
+    folder = root / folder_name(device)
+    files = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    return {path: path.read_text(errors="replace").splitlines() for path in files}
