@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import newest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_cudnn_ext import _C, Policy, knobs, nn, ops
+from torch_cudnn_ext import _C, Policy, enabled, knobs, nn, ops
 from torch_cudnn_ext._policy_text import check_pins
-from torch_cudnn_ext.policy import PolicyLike, as_policy, check_named_pins, policy_text
+from torch_cudnn_ext.policy import (
+    PolicyLike,
+    as_policy,
+    check_named_pins,
+    policy_text,
+    text_for_all,
+)
 
 PASSES = ("fwd", "bwd_data", "bwd_filter")
 OPS = tuple(f"conv_{name}" for name in PASSES)
@@ -452,9 +459,8 @@ def test_the_largest_integer_is_a_cap() -> None:
     assert Policy.parse(str(policy)) == policy
 
 
-def test_one_word_must_fit_all_passes() -> None:
-    with pytest.raises(ValueError, match="bwd_data"):
-        Policy("large")
+def test_one_word_may_fit_some_passes_alone() -> None:
+    assert Policy("large") == Policy(fwd="large")
     with pytest.raises(ValueError, match="integer"):
         Policy.parse("1")
 
@@ -801,3 +807,52 @@ def test_data_of_each_type_are_computed_as_it_says(level: str, device: str) -> N
         with knobs.flags(**({"compute": text} if level == "flags" else {})):
             (problem,) = _C.problems_posed_by(partial(ops.conv2d, x, w, policy=policy))
         assert f" compute={compute}" in problem
+
+
+# A word alone.
+
+
+@pytest.mark.parametrize(
+    ("word", "family", "fields"),
+    [
+        ("implicit_gemm", "conv", {"fwd": "legacy:implicit_gemm"}),
+        ("cpu:im2col", "conv", dict.fromkeys(PASSES, "cpu:im2col")),
+        ("cpu:unfold", "pool", {"fwd": "cpu:unfold", "bwd": "cpu:unfold"}),
+        ("tuned", "softmax", {"fwd": "tuned", "bwd": "tuned"}),
+    ],
+)
+def test_a_word_alone_is_for_every_pass_that_has_it(
+    word: str, family: str, fields: dict[str, str]
+) -> None:
+    assert _C.policy_fields(word, family) == fields
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("cpu:online", "softmax_fwd=cpu:online"),
+        ("autotune;cpu:im2col", "autotune;conv_fwd=cpu:im2col;conv_bwd_data=cpu:im2col"),
+        ("graph:eng3/k2=1", "conv_fwd=graph:eng3/k2=1;conv_bwd_data=graph:eng3/k2=1"),
+        ("deterministic;prefer=memory", "prefer=memory;deterministic"),
+        ("softmax=heuristic", "softmax_fwd=heuristic;softmax_bwd=heuristic"),
+    ],
+)
+def test_for_all_operators_it_is_for_those_that_have_it(word: str, text: str) -> None:
+    assert text_for_all(word).startswith(text)
+
+
+def test_pytorch_s_own_is_of_every_operator() -> None:
+    fields = text_for_all("aten:default").split(";")
+    assert len(fields) == sum(len(op["passes"]) for op in _C.operators())
+
+
+def test_enable_takes_an_algorithm_of_any_operator() -> None:
+    with enabled("cpu:online"):
+        torch.nn.functional.softmax(torch.zeros(2, 5), 1)
+        assert newest("softmax_fwd").algorithm == "cpu:online"
+
+
+@pytest.mark.parametrize("word", ["cpu:nope", "nope", "autotunes"])
+def test_a_word_that_nothing_has_is_an_error(word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        text_for_all(word)

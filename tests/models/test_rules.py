@@ -1,6 +1,7 @@
 """Rules by problem: `when`."""
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from enable_helpers import OTHER, ran
 from torch.nn import functional as F
 
 import torch_cudnn_ext
-from torch_cudnn_ext import _C, enabled, knobs, when
+from torch_cudnn_ext import _C, enabled, knobs, ops, when
 
 pytestmark = pytest.mark.usefixtures("off")
 
@@ -187,3 +188,27 @@ def test_of_rules_one_of_which_is_wrong_none_holds() -> None:
     with pytest.raises(ValueError, match="rules: 'conv_fwd q=1' is 'autotune': .*no field"):
         torch_cudnn_ext.apply_rules(rules)
     assert _C.policy_for(problem, "") == before
+
+
+def test_a_rule_counts_the_calls_whose_problem_it_matches() -> None:
+    x = torch.zeros(2, 251)
+    with when("softmax_fwd", use="max_workspace=1GiB") as older:
+        for _ in range(3):
+            ops.softmax(x, 1)
+        with when("softmax_fwd log=false", use="cpu:online") as newer:
+            ops.softmax(x, 1)
+            ops.softmax(x[:, 1:], 1)
+            assert (older.calls, newer.calls) == (5, 2)
+    assert (older.calls, newer.calls) == (5, 2)
+    ops.softmax(x, 1)
+    assert older.calls == 5
+
+
+def test_a_rule_without_a_call_warns_at_its_end() -> None:
+    with pytest.warns(UserWarning, match=r"when\('lrn_fwd', .*: no call had a problem"):
+        with when("lrn_fwd", use="autotune"):
+            pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with when("softmax_fwd", use="heuristic"):
+            ops.softmax(torch.zeros(2, 257), 1)
