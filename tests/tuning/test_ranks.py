@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -258,7 +259,8 @@ def test_an_error_reaches_all_ranks(tmp_path: Path) -> None:
     check(10, row, keeps=True)
     assert all("on rank 0 and 'another' on rank 3" in text for text, _ in by_call[10])
     check(11, "RuntimeError: tune: no algorithm works under 'backends=graph' for softmax_fwd ")
-    check(12, "RuntimeError: tune: no sign of rank 3 for 0.5 s")
+    (late,) = {text for text, _ in by_call[12]}  # on a busy machine others may be late, too
+    assert re.fullmatch(r"RuntimeError: tune: no sign of rank (\d, )*3 for 0.5 s", late)
     check(13, "", keeps=True)
     assert len({kept for _, kept in by_call[13]}) == 1 and by_call[13][0][1] != empty
 
@@ -377,7 +379,8 @@ def test_ranks_obey_what_comes_first(tmp_path: Path) -> None:
     assert all(one["late"][1:] == [f"heuristic: {too_late}"] * 2 for one in living[1:])
     _, why = same("nonsense")
     assert why.startswith("heuristic: what another rank published is no ranking (")
-    assert same("dead") == "RuntimeError: tune: no sign of rank 1 for 0.5 s"
+    dead = r"RuntimeError: tune: no sign of rank (0, )?1(, \d)* for 0.5 s"
+    assert re.fullmatch(dead, same("dead"))
     first, again = same("killed")
     assert (
         first == again and first[1] == "heuristic: no ranking came from another rank within 0.5 s"
