@@ -81,3 +81,21 @@ def test_a_pinned_layer_says_so() -> None:
 def test_what_is_no_model_is_an_error() -> None:
     with pytest.raises(TypeError, match="status: .*model"):
         status(3)  # type: ignore[arg-type]
+
+
+def test_what_was_tuned_for_one_call_is_counted() -> None:
+    before = status().tuned_for_one_call
+    ops.softmax(torch.zeros(1, 263), 1, policy="autotune")
+    now = status()
+    assert now.tuned_for_one_call == before + 1
+    assert "tuned in a call and never called again: " in str(now)
+    ops.softmax(torch.zeros(1, 263), 1, policy="autotune")
+    assert status().tuned_for_one_call == before
+
+
+def test_what_ran_untuned_is_counted() -> None:
+    before = status().untuned
+    for _ in range(2):
+        ops.softmax(torch.zeros(1, 269), 1)
+    now = status()
+    assert now.untuned == before + 1 and "run untuned: " in str(now)

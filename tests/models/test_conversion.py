@@ -143,9 +143,7 @@ def test_a_policy_that_fits_not_all_changes_nothing() -> None:
         convert(model, to="torch", policy="autotune")
     with pytest.raises(ValueError, match="wanted 'cudnn' or 'torch'"):
         convert(model, to="caffe")  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match="wanted one for layers of softmax"
-    ):
+    with pytest.raises(ValueError, match="wanted one for layers of softmax"):
         convert(tnn.Softmax(1), policy="cpu:im2col")
     with pytest.raises(ValueError, match="got 'cpu:nope' for softmax_fwd, wanted"):
         convert(model[0], policy="softmax_fwd=cpu:nope")

@@ -28,6 +28,8 @@ class Status:
         knobs: The knobs that are set, by name.
         pins: The policy of each pinned layer of the model, by name; empty without a model.
         tuned: How many problems the tuning table holds, by device.
+        tuned_for_one_call: How many problems were measured in a call and never called again.
+        untuned: How many problems ran although nothing was tuned for them, as of `untuned`.
         declined: How often calls ran PyTorch's own kernels while enabled, by operator and reason,
             as of `declined`.
         plans: The cache of plans of this thread: ``size``, ``capacity``, ``hits`` and ``misses``.
@@ -38,6 +40,8 @@ class Status:
     knobs: Mapping[str, Any]
     pins: Mapping[str, str]
     tuned: Mapping[str, int]
+    tuned_for_one_call: int
+    untuned: int
     declined: Mapping[str, int]
     plans: Mapping[str, int]
 
@@ -51,6 +55,11 @@ class Status:
         lines += _listed("pins", [f"{name}: {policy}" for name, policy in self.pins.items()])
         tuned = [f"{plural(count, 'problem')} on {device}" for device, count in self.tuned.items()]
         lines += _listed("tuned", tuned)
+        if self.tuned_for_one_call:
+            once = plural(self.tuned_for_one_call, "problem")
+            lines.append(f"tuned in a call and never called again: {once} (on_miss says what else)")
+        if self.untuned:
+            lines.append(f"run untuned: {plural(self.untuned, 'problem')} (untuned() lists them)")
         left = [f"{what}: {plural(count, 'call')}" for what, count in self.declined.items()]
         lines += _listed("left to PyTorch", left)
         size, hits, misses = (self.plans[name] for name in ("size", "hits", "misses"))
@@ -90,6 +99,19 @@ def status(model: nn.Module | None = None) -> Status:
         knobs={name: v for name, v in values.items() if v != defaults.get(name)},
         pins=pins,
         tuned=Counter(entry["device"] for entry in tuning.entries()),
+        tuned_for_one_call=_tuned_for_one_call(),
+        untuned=len({(one.problem, one.device) for one in tuning.untuned()}),
         declined=declined(),
         plans=_C.plan_cache_info(),
     )
+
+
+def _tuned_for_one_call() -> int:
+    calls: Counter[tuple[str, str]] = Counter()
+    measured: set[tuple[str, str]] = set()
+    for record in _C.executed_decisions():
+        problem = record["problem"], record["device"]
+        calls[problem] += record["calls"]
+        if record["why"] == "tuned":
+            measured.add(problem)
+    return sum(calls[problem] == 1 for problem in measured)

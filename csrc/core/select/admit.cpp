@@ -22,7 +22,7 @@ std::string exclusion_by_backend(const std::string& backend, const ResolvedPolic
   if (cudnn && !policy.switches.has(Switches::kCudnnEnabled)) {
     return "excluded: torch.backends.cudnn.enabled is False";
   }
-  if (cudnn && !device.has_gpu_backends()) return "cuDNN runs on CUDA devices only";
+  if (cudnn && !device.has_gpu_backends()) return kGpuOnly;
   return "";
 }
 

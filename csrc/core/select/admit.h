@@ -12,6 +12,9 @@
 
 namespace torch_cudnn_ext {
 
+// Why cuDNN's algorithms are excluded on a CPU.
+inline constexpr const char* kGpuOnly = "cuDNN runs on CUDA devices only";
+
 // Why the constraints exclude a backend, what has these notes, what needs this workspace, or a plan
 // with this workspace. Empty if they do not. Only the last one needs a plan.
 std::string exclusion_by_backend(const std::string& backend, const ResolvedPolicy& policy,

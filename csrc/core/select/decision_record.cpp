@@ -1,5 +1,7 @@
 #include "core/select/decision_record.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -99,6 +101,13 @@ void note_executed(const DecisionRecord* record) {
   last_here = record;
   last_by_pass[record->pass].store(record, std::memory_order_release);
   last_of_all.store(record, std::memory_order_release);
+}
+
+ProfiledRun::ProfiledRun(const DecisionRecord& record) {
+  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  if (C10_LIKELY(!callbacks.has_value())) return;
+  range_.emplace(std::move(*callbacks));
+  range_->before(c10::str(record.op, " ", record.algorithm));
 }
 
 void forget_executed() { last_here = nullptr; }

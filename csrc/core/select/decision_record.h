@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 
 #include <atomic>
 #include <cstdint>
@@ -45,6 +46,18 @@ std::vector<const DecisionRecord*> records_executed();
 // Counts a call, and makes its record the last one that was executed, of its pass, of all, and on
 // this thread.
 void note_executed(const DecisionRecord* record);
+// What a running profiler shows while this object lives: the pass and the algorithm. Costs a look
+// at a flag if none runs.
+class ProfiledRun {
+ public:
+  explicit ProfiledRun(const DecisionRecord& record);
+  ProfiledRun(const ProfiledRun&) = delete;
+  ProfiledRun& operator=(const ProfiledRun&) = delete;
+
+ private:
+  std::optional<at::RecordFunction> range_;
+};
+
 // Makes this thread forget what it executed last.
 void forget_executed();
 const DecisionRecord* last_of_thread();  // may be nullptr

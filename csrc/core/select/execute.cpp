@@ -179,6 +179,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
     bindings.replay = call.decision->policy->policy.replay_of_calls();
     ExecutionWatch::before_run(call, device, bindings);
     try {
+      ProfiledRun range(*call.decision->record);
       call.plan->run(bindings);
       retain_for_graph(call.plan, device);
       ExecutionWatch::after_run(bindings);

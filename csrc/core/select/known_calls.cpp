@@ -166,6 +166,7 @@ bool run_known(const KnownCall& known, c10::function_ref<bool()> run) {
   const DecisionRecord* record = known.decision->record;
   note_executed(record);
   try {
+    ProfiledRun range(*record);
     if (!run()) return false;
   } catch (const c10::OutOfMemoryError&) {
     return false;

@@ -51,7 +51,10 @@ std::string engine_text(const Algorithm& algorithm) {
   return c10::str(algorithm.backend, ":", algorithm.name);
 }
 
-void print(const std::vector<Measurement>& list, const Problem& problem, const Device& device) {
+void print(std::vector<Measurement> list, const Problem& problem, const Device& device) {
+  list.erase(std::remove_if(list.begin(), list.end(),
+                            [](const Measurement& m) { return m.reason == kGpuOnly; }),
+             list.end());
   std::fprintf(stderr, "torch_cudnn_ext: %s on %s, %zu candidates:\n",
                problem_text(problem).c_str(), device.text().c_str(), list.size());
   for (size_t i = 0; i < list.size(); ++i) {
