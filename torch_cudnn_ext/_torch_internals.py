@@ -10,16 +10,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
 from functools import partial, wraps
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import _ops as operators
+from torch import distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch._C._dynamo import eval_frame
 from torch._subclasses import fake_impls, fake_tensor
 from torch.compiler import _cache as compiler_caches
@@ -32,6 +35,8 @@ from torch.utils.hooks import RemovableHandle
 P = ParamSpec("P")
 R = TypeVar("R")
 
+PrefixStore = c10d.PrefixStore  # the keys of a store that begin with a word
+Store: TypeAlias = c10d.Store  # by which processes find each other
 OpOverload = operators.OpOverload  # one overload of an operator, as torch.ops gives it
 OpOverloadPacket = operators.OpOverloadPacket  # all overloads of an operator
 TorchDispatchMode = dispatch.TorchDispatchMode  # a mode that sees operators below autograd
@@ -427,3 +432,38 @@ def processes_of(pool: ProcessPoolExecutor) -> list[BaseProcess]:
 def close_results(pool: ProcessPoolExecutor) -> None:
     """Close this process's writing end of the pipe by which a pool gets its results."""
     pool._result_queue._writer.close()  # type: ignore[attr-defined]
+
+
+def default_store() -> Store:
+    """The store of the default process group, which must be there."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """A group of gloo that ``torch.distributed`` does not know of.
+
+    ``new_group`` for a part of the ranks counts groups on these ranks alone, so that a later group
+    of all ranks would have another name on them.
+    """
+    group, kind = dist.ProcessGroup(store, rank, size), dist.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    backend = c10d.ProcessGroupGloo(store, rank, size, timeout)
+    group._register_backend(torch.device("cpu"), kind, backend)
+    return group
+
+
+def gather_bytes(group: dist.ProcessGroup, data: bytes) -> list[bytes]:
+    """What all ranks of a `gloo_group` give, in their order.
+
+    ``all_gather_object`` asks ``torch.distributed`` about the group, to report errors and if
+    ``TORCH_DISTRIBUTED_DEBUG`` is ``DETAIL``.
+    """
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    count = torch.tensor([len(mine)], device="cpu")
+    counts = [torch.empty_like(count) for _ in range(group.size())]
+    group.allgather([counts], [count]).wait()
+    padded = torch.zeros(max(map(int, counts)), dtype=torch.uint8, device="cpu")
+    padded[: len(mine)] = mine
+    parts = [torch.empty_like(padded) for _ in counts]
+    group.allgather([parts], [padded]).wait()
+    return [part[: int(n)].numpy().tobytes() for part, n in zip(parts, counts, strict=True)]

@@ -59,6 +59,23 @@ def test_tune_keeps_rankings_in_the_store(capsys: Capture, tmp_path: Path) -> No
     assert tuning.statistics().measured == before and table.read_text().count("\n") == 1
 
 
+def test_shards_share_a_store(capsys: Capture, tmp_path: Path) -> None:
+    knobs.store = tmp_path / "store"
+    lines = [f"softmax_fwd x=f32[2,{size},4]:nchw log=false" for size in range(3, 8)]
+    problems = tmp_path / "lines.txt"
+    problems.write_text("\n".join(lines))
+    command = ["tune", "--device", "cpu", "--problems", str(problems)]
+    tuned = []
+    for shard in ("1/2", "2/2"):  # as machines that have one folder
+        tuned += [row["problem"] for row in json_of(capsys, *command, "--shard", shard)["best"]]
+        tuning.reset()
+    assert sorted(tuned) == lines
+    before = tuning.statistics().measured
+    assert main(command) == 0
+    assert "5 of 5 problems were known before." in " ".join(capsys.readouterr().out.split())
+    assert tuning.statistics().measured == before
+
+
 def test_tune_of_a_network_takes_what_enable_meets(
     capsys: Capture, tmp_path: Path, networks: str
 ) -> None:

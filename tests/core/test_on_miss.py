@@ -11,6 +11,7 @@ import pytest
 import torch
 from selector_helpers import TUNE, conv_decision, conv_problem, convolve
 from torch import Tensor
+from torch import distributed as dist
 
 from torch_cudnn_ext import _C, knobs, nn, tuning
 
@@ -171,6 +172,33 @@ def test_what_was_not_tried_may_be_the_best_of_what_is_left(x: Tensor, w: Tensor
     assert searches() == before
     assert convolve(x, w, f"{TUNE};max_workspace=1KiB") == "fake:a"
     assert searches() == before + 1
+
+
+# Ranks that agree.
+
+
+@pytest.mark.parametrize("script", [{"disturbed": True}, {"build_raises": "error"}])
+def test_ranks_agree_also_on_a_measurement_that_came_to_nothing(
+    fake: Any, x: Tensor, w: Tensor, script: dict[str, Any]
+) -> None:
+    fake.reset()
+    _C.ignore_other_work(False)
+    fake.script_others(milliseconds=[1.0], host_ms=0)
+    fake.script("fake:a", milliseconds=0.1, **script)
+    policy = "autotune;backends=aten,fake" if "disturbed" in script else TUNE
+    store = dist.HashStore()
+    why = "heuristic: its measurement came to nothing on the rank that claimed it"
+    key = conv_problem(x, w), _C.device_fingerprint("cpu")
+    with tuning.agree(store) as agreement:
+        if "disturbed" in script:
+            convolve(x, w, policy)
+            assert conv_decision().why == why
+        else:
+            with pytest.raises(RuntimeError, match="no algorithm can run"):
+                convolve(x, w, policy)
+        constraints = _C.constraints_text(key[0], _C.policy_for(key[0], policy))
+        assert agreement.find((*key, constraints), lambda: None) == why.partition(": ")[2]
+    assert tuning.entries() == []
 
 
 # The time of searches in calls.

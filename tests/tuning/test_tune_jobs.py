@@ -104,10 +104,10 @@ def test_what_lacked_memory_is_not_kept_without_another_try(
     monkeypatch.setattr(measure, "measure_elsewhere", _short_of_memory_once)
     turns = measure._locked_workers
 
-    def interrupted(count: int, isolated: bool) -> Any:
+    def interrupted(count: int, isolated: bool, lock: str) -> Any:
         if count == 1:
             raise KeyboardInterrupt
-        return turns(count, isolated)
+        return turns(count, isolated, lock)
 
     monkeypatch.setattr(measure, "_locked_workers", interrupted)
     tasks = [Task(problem, "cpu", "", time_budget_s=0.1) for problem in (LINE, OTHER)]

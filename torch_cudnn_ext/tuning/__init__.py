@@ -1,5 +1,6 @@
 """Tuning ahead of use, and measured rankings: in memory, in the tuning store and in files."""
 
+from torch_cudnn_ext.tuning.agreement import Agreement, agree
 from torch_cudnn_ext.tuning.keeping import store_path
 from torch_cudnn_ext.tuning.statistics import Statistics, statistics
 from torch_cudnn_ext.tuning.store import (
@@ -14,8 +15,10 @@ from torch_cudnn_ext.tuning.tune import tune, tune_model
 from torch_cudnn_ext.tuning.untuned import UntunedProblem, untuned
 
 __all__ = [
+    "Agreement",
     "Statistics",
     "UntunedProblem",
+    "agree",
     "clear",
     "entries",
     "export_table",

@@ -311,9 +311,9 @@ def isolated_pool(count: int, lock: str) -> Iterator[IsolatedPool]:
 
 
 @contextmanager
-def isolated_worker() -> Iterator[IsolatedWorker]:
-    """One process until the block is left."""
-    worker = IsolatedWorker()
+def isolated_worker(lock: str = "") -> Iterator[IsolatedWorker]:
+    """One process until the block is left, with the file of a measurement lock or none."""
+    worker = IsolatedWorker(lock)
     try:
         yield worker
     finally:

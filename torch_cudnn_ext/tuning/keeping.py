@@ -4,7 +4,7 @@
 Folders of ``knobs.store_shared`` are read after it and never written. ``knobs.store_match`` says
 which rows serve a device. C++ asks `_find` if a problem is to be tuned and the table in memory does
 not have it, `_problems` for similar ones, and gives `_add` what was measured and `_record` what is
-not tuned.
+not tuned. If an agreement of ranks holds, `_find` and `_add` give what the ranks obey.
 
 The folder of a device is read at the first question for it, and its rows are parsed as they are
 asked for. A store that cannot be read or written costs one warning; tuning goes on without it.
@@ -23,6 +23,7 @@ from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext._files import STORE_VARIABLE, cache_folder
 from torch_cudnn_ext._torch_internals import carry_in_compiler_caches, disable_dynamo
 from torch_cudnn_ext._warning import warn
+from torch_cudnn_ext.tuning.agreement import current_agreement
 from torch_cudnn_ext.tuning.statistics import count, count_missed
 from torch_cudnn_ext.tuning.store import note_origin, observe, take_newer
 from torch_cudnn_ext.tuning.store_files import (
@@ -48,7 +49,8 @@ from torch_cudnn_ext.tuning.store_rows import (
 from torch_cudnn_ext.tuning.untuned import Recorder
 
 if TYPE_CHECKING:
-    from torch_cudnn_ext._C import Measurement, TableEntry
+    from torch_cudnn_ext._C import TableEntry
+    from torch_cudnn_ext.tuning.agreement import Ranking
 
 
 class Question(NamedTuple):
@@ -127,7 +129,7 @@ class _Store:
         self._match = match
         self._tiers = [_Tier(root) for root in ([path] if path else []) + [*map(Path, shared)]]
 
-    def find(self, asked: Question) -> tuple[list[Measurement], str, str] | None:
+    def find(self, asked: Question) -> Ranking | None:
         """The ranking for a question, and the device and constraints if they are others.
 
         Counts what is found, and why nothing is.
@@ -149,6 +151,17 @@ class _Store:
             return row.entry["measurements"], device if is_other else "", under
         count_missed(next(reason for reason in _REASONS if reason in {*reasons, _REASONS[-1]}))
         return None
+
+    def holds(self, asked: Question, entry: TableEntry) -> bool:
+        """Whether this is the user's store's own ranking for a question, or nothing is kept."""
+        if self.writer is None:
+            return True
+        folder = self.writer.root / folder_name(asked.device)
+        for place in self._tiers[0].rows(folder).places(asked.key):
+            row = _row_at(place)
+            if row is not None:
+                return row_line(entry) == row_line(row.entry)
+        return False
 
     def problems(self, device: str, constraints: str) -> list[str]:
         """The problems that have rows for a device under some constraints."""
@@ -250,18 +263,14 @@ def _current() -> _Store:
     return _store
 
 
-@disable_dynamo("the tuning store is read")
-def _find(problem: str, device: str, constraints: str) -> tuple[list[Measurement], str, str] | None:
-    """What C++ asks for; as `_Store.find`."""
-    if device.startswith("target:"):
-        return None
+def _look(asked: Question) -> Ranking | None:
+    """What the stores know, as `_Store.find`."""
     with _lock:
-        return _current().find(Question(problem, device, constraints))
+        return _current().find(asked)
 
 
-@disable_dynamo("the tuning store is written")
-def _add(entry: TableEntry) -> None:
-    """What C++ calls when a problem was measured."""
+def _keep(entry: TableEntry) -> None:
+    """Add a row to the store."""
     row = Row(now_text(), software_of(entry["device"]), entry)
     note_origin(row)
     with _lock:
@@ -293,6 +302,51 @@ def _load_artifact(line: bytes) -> None:
         store = _current()
         if store.writer is not None and not store.knows(row):
             _write(row, store.writer)
+
+
+def keep_others(entries: Iterable[TableEntry]) -> None:
+    """Keep what other ranks measured, unless the store has it: ranks may share it."""
+    with _lock:
+        for entry in entries:
+            asked = Question(entry["problem"], entry["device"], entry["constraints"])
+            if not _current().holds(asked, entry):
+                _keep(entry)
+
+
+@disable_dynamo("the tuning store is read")
+def _find(problem: str, device: str, constraints: str) -> Ranking | str | None:
+    """What C++ asks for: a ranking, why the heuristic's algorithm runs, or ``None``."""
+    if device.startswith("target:"):
+        return None
+    asked, agreement = Question(problem, device, constraints), current_agreement()
+    if agreement is None:
+        return _look(asked)
+    found = agreement.find(asked, lambda: _look(asked))
+    path = store_path()
+    if isinstance(found, tuple) and not any(found[1:]) and path is not None:
+        if agreement.is_first_to_keep(asked, os.path.abspath(path)):
+            keep_others([{**asked._asdict(), "measurements": found[0]}])  # type: ignore[typeddict-item]
+    return found
+
+
+def _claim(problem: str, device: str, constraints: str) -> Ranking | str | None:
+    """What C++ calls before a call measures; what to obey instead, or ``None``."""
+    agreement = current_agreement()
+    return agreement.claim((problem, device, constraints)) if agreement is not None else None
+
+
+def _give_up(problem: str, device: str, constraints: str) -> Ranking | str | None:
+    """What C++ calls if that measurement came to nothing; as `_claim`."""
+    agreement = current_agreement()
+    return agreement.give_up((problem, device, constraints)) if agreement is not None else None
+
+
+@disable_dynamo("the tuning store is written")
+def _add(entry: TableEntry) -> Ranking | str | None:
+    """What C++ calls when a problem was measured; what to obey instead, or ``None``."""
+    _keep(entry)
+    agreement = current_agreement()
+    return agreement.add(entry) if agreement is not None else None
 
 
 @disable_dynamo("the tuning store is read")
@@ -352,8 +406,12 @@ def install() -> None:
     """Let rankings be kept, and found again; PyTorch's caches of compiled code carry them."""
     _C.set_tuning_store(
         {
-            "find": _find, "add": _add, "problems": _problems, "record": _record,
-            "claim": _claim, "give_up": _give_up,
+            "find": _find,
+            "add": _add,
+            "problems": _problems,
+            "record": _record,
+            "claim": _claim,
+            "give_up": _give_up,
         }
     )
     carry = carry_in_compiler_caches("torch_cudnn_ext", _load_artifact)

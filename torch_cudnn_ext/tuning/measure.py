@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
@@ -78,6 +78,7 @@ def measure_tasks(
     jobs: int = 1,
     progress: Progress | None = None,
     isolate: str | None = None,
+    lock: str = "",
 ) -> Iterator[list[Measurement]]:
     """Each task's measurements, best first, in the order of the tasks.
 
@@ -91,6 +92,7 @@ def measure_tasks(
         progress: Told of every problem, and with one job of every algorithm.
         isolate: Whether candidates are measured in a process that an algorithm may cost:
             ``"auto"``, ``"always"``, ``"never"``, or ``None`` for ``knobs.isolate``.
+        lock: The file of a measurement lock that processes outside share; empty if there are none.
 
     Raises:
         TypeError: ``progress`` lacks a method of `Progress`, or ``isolate`` is no text.
@@ -106,13 +108,14 @@ def measure_tasks(
     told = progress.algorithm if progress is not None else None
     if not several and not isolated:
         rows = (measure_here(task, Observers(told)) for task in tasks)
-        yield from _with_progress(tasks, rows, progress)
+        with _measurement_lock(lock) if lock else nullcontext():
+            yield from _with_progress(tasks, rows, progress)
         return
     whole = [as_here(task) for task in tasks]
     results = (
-        _measure_in_processes(whole, jobs, isolated)
+        _measure_in_processes(whole, jobs, isolated, lock)
         if several
-        else _measure_one_by_one(whole, told)
+        else _measure_one_by_one(whole, told, lock)
     )
     # A traceback that refers to the generator would keep it open.
     with closing(results):
@@ -182,17 +185,26 @@ def check_progress(progress: object) -> None:
 
 
 @contextmanager
+def _measurement_lock(path: str) -> Iterator[None]:
+    """This process measures by turns with those that have the same file."""
+    _C.set_measurement_lock(path)
+    try:
+        yield
+    finally:
+        _C.set_measurement_lock("")
+
+
+@contextmanager
 def _locked_workers(
-    count: int, isolated: bool = False
+    count: int, isolated: bool = False, lock: str = ""
 ) -> Iterator[Callable[[Task], Future[Measured]]]:
     """Gives a function that measures a task in another process.
 
     The processes share a measurement lock with each other and with this process.
     """
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        lock = str(Path(folder, "measurement.lock"))
-        _C.set_measurement_lock(lock)
-        stack.callback(_C.set_measurement_lock, "")
+        lock = lock or str(Path(folder, "measurement.lock"))
+        stack.enter_context(_measurement_lock(lock))
         if isolated:
             yield stack.enter_context(isolated_pool(count, lock)).submit
         else:
@@ -210,21 +222,21 @@ def _with_progress(
 
 
 def _measure_one_by_one(
-    tasks: Sequence[Task], told: Callable[[int, int, str], None] | None
+    tasks: Sequence[Task], told: Callable[[int, int, str], None] | None, lock: str
 ) -> Generator[list[Measurement], None, None]:
     """In order, by one process that an algorithm may cost."""
     switches = current_switches()
-    with isolated_worker() as worker:
+    with isolated_worker(lock) as worker:
         for task in tasks:
             fingerprint = _C.device_fingerprint(task.device)
             yield _keep(worker.measure(task, fingerprint, switches, told))
 
 
 def _measure_in_processes(
-    tasks: Sequence[Task], jobs: int, isolated: bool
+    tasks: Sequence[Task], jobs: int, isolated: bool, lock: str
 ) -> Generator[list[Measurement], None, None]:
     """In order; a task that lacks memory is measured again by a process alone, at the end."""
-    with _locked_workers(min(jobs, len(tasks)), isolated) as submit:
+    with _locked_workers(min(jobs, len(tasks)), isolated, lock) as submit:
         left = [(task, submit(task)) for task in tasks]
         try:
             while left and not _lacks_memory(left[0][1].result()[0]):
@@ -239,7 +251,7 @@ def _measure_in_processes(
     for task, future in left:
         rows = future.result()[0]
         if _lacks_memory(rows):
-            with _locked_workers(1, isolated) as submit:
+            with _locked_workers(1, isolated, lock) as submit:
                 rows = _keep(submit(task).result())
         yield rows
 

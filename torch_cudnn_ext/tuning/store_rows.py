@@ -226,7 +226,7 @@ def parse_row(line: bytes) -> Row:
         raise ValueError(f"when: got {when!r:.60}, wanted a time such as {now_text()}")
     if not isinstance(software, str):
         raise ValueError(f"software: got {software!r:.60}, wanted a text")
-    entry = _checked_entry({name: fields[name] for name in _ENTRY_FIELDS})
+    entry = check_entry({name: fields[name] for name in _ENTRY_FIELDS})
     found = _HEAD.match(line)
     key = key_of(entry["device"], entry["problem"], entry["constraints"])
     if found is None or key != (found[4], found[6], found[7]):
@@ -331,8 +331,10 @@ def _driver_version() -> str:
 # Checking.
 
 
-def _checked_entry(value: dict[str, Any]) -> TableEntry:
+def check_entry(value: object) -> TableEntry:
     """The entry in canonical texts; ValueError if it is none."""
+    if not isinstance(value, dict):
+        raise ValueError(f"got {type(value).__name__}, wanted an object")
     for name, kind in _ENTRY_FIELDS.items():
         if not isinstance(value.get(name), kind):
             raise ValueError(f"{name} is {value.get(name)!r}, wanted a {kind.__name__}")
