@@ -177,7 +177,7 @@ def test_what_was_not_tried_may_be_the_best_of_what_is_left(x: Tensor, w: Tensor
 # Ranks that agree.
 
 
-@pytest.mark.parametrize("script", [{"disturbed": True}, {"build_raises": "error"}])
+@pytest.mark.parametrize("script", [{"disturbed": True}, {"run_raises": "error"}])
 def test_ranks_agree_also_on_a_measurement_that_came_to_nothing(
     fake: Any, x: Tensor, w: Tensor, script: dict[str, Any]
 ) -> None:
@@ -194,7 +194,7 @@ def test_ranks_agree_also_on_a_measurement_that_came_to_nothing(
             convolve(x, w, policy)
             assert conv_decision().why == why
         else:
-            with pytest.raises(RuntimeError, match="no algorithm can run"):
+            with pytest.raises(RuntimeError):  # that of the algorithm
                 convolve(x, w, policy)
         constraints = _C.constraints_text(key[0], _C.policy_for(key[0], policy))
         assert agreement.find((*key, constraints), lambda: None) == why.partition(": ")[2]
