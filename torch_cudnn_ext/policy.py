@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._grammar import CONSTRAINTS, FALLING_BACK, FOR_ALL
 from torch_cudnn_ext._policy_text import (
-    CONSTRAINTS,
-    FALLING_BACK,
-    FOR_ALL,
     check_all_pins,
     check_pins,
     check_text,

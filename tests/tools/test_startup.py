@@ -77,11 +77,11 @@ def test_the_help_needs_no_pytorch(without_torch: Path) -> None:
         ("bench --overhead --jobs 2", 2, "error: --jobs: got 2 with --overhead, which takes no"),
         ("info --cudnn 9.1", 2, "error: --cudnn: got '9.1' with neither --errata nor --hints"),
         ("verify", 2, "error: --errata: not given"),
+        ("help policy", 0, "A policy says how algorithms are chosen"),
+        ("help problem", 0, "A problem line says what is computed"),
     ],
 )
-def test_wrong_arguments_need_no_pytorch(
-    arguments: str, code: int, said: str, without_torch: Path
-) -> None:
+def test_what_needs_no_pytorch(arguments: str, code: int, said: str, without_torch: Path) -> None:
     done = run("-m", "torch_cudnn_ext", *arguments.split(), first=without_torch)
     assert done.returncode == code
     assert (done.stdout + done.stderr).startswith(said)

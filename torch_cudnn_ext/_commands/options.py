@@ -222,6 +222,10 @@ class Command:
     def check(self, context: typer.Context) -> None:
         """Raise BadParameter for what is wrong and can be seen without PyTorch."""
 
+    def answer(self, context: typer.Context) -> str | None:
+        """What is printed, if the command needs no PyTorch; by default None."""
+        return None
+
 
 def callback_of(
     kind: type[Command], run: Callable[[typer.Context, Command], None]
@@ -230,7 +234,7 @@ def callback_of(
 
     Args:
         kind: What the command takes.
-        run: Gets that, once it is checked.
+        run: Gets that, once it is checked, unless it is a command that needs no PyTorch.
     """
     hints = get_type_hints(kind, include_extras=True)
     groups: dict[str, Any] = {name: one for name, one in hints.items() if is_dataclass(one)}
@@ -257,7 +261,11 @@ def callback_of(
             values[name] = group(**{one.name: values.pop(one.name) for one in fields(group)})
         given = kind(**values)
         given.check(context)
-        run(context, given)
+        answer = given.answer(context)
+        if answer is None:
+            run(context, given)
+        else:
+            typer.echo(answer)
 
     call.__doc__ = kind.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -17,7 +17,8 @@ from rich.progress import Progress as RichProgress
 from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._files import write_text
-from torch_cudnn_ext._policy_text import FOR_ALL, fields_of, only_fields, operators
+from torch_cudnn_ext._grammar import FOR_ALL
+from torch_cudnn_ext._policy_text import fields_of, only_fields, operators
 from torch_cudnn_ext._workload.journal import Journal
 from torch_cudnn_ext._workload.network import Workload
 from torch_cudnn_ext._workload.problems import Layer

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from torch_cudnn_ext import tuning
-from torch_cudnn_ext._commands.commands import Action, Store
+from torch_cudnn_ext._commands.store import Action, Store
 from torch_cudnn_ext.analysis.html import formatted, tables_markdown
 from torch_cudnn_ext.analysis.records import csv_text
 from torch_cudnn_ext.analysis.tables import (

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._policy_text import CONSTRAINTS, fields_of
+from torch_cudnn_ext._grammar import CONSTRAINTS
+from torch_cudnn_ext._policy_text import fields_of
 from torch_cudnn_ext.tuning.isolation import (
     check_isolate,
     is_isolated,
