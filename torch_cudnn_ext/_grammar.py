@@ -50,6 +50,8 @@ CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
     ),
 }
 
+# The passes of inference: a family with both has one for training and one for inference.
+FORWARDS = ("fwd", "infer")
 PROBLEM_LINE = (
     "conv_fwd x=f16[64,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1 stride=1 dilation=1 groups=1 "
     "compute=f32"

@@ -49,7 +49,7 @@ def test_a_network_keeps_its_dtype(capsys: Capture, networks: str) -> None:
         for arguments, dtype in (([], "f64"), (["--dtype", "f16"], "f16")):
             (layer,) = json_of(capsys, *command, *arguments)["layers"]
             assert str(layer["problem"]).startswith(f"conv_fwd x={dtype}[2,3,")
-    for command in (["explain", "--no-measure"], ["coverage", "--backends", "aten", "--forward"]):
+    for command in (["explain", "--no-measure"], ["coverage", "--backends", "aten", "--inference"]):
         assert main([*command, "--device", "cpu", "--model", f"{networks}:double"]) == 0
 
 
@@ -192,17 +192,19 @@ def test_what_a_network_raises_is_one_line(capsys: Capture, networks: str, comma
 def test_networks_infer_or_train_as_documented(capsys: Capture, networks: str) -> None:
     model = ["--model", f"{networks}:norm", "--device", "cpu"]
     explained: dict[str, set[str]] = {}
-    for option in ("", "--train"):
-        given = [option] if option else []
-        assert main(["explain", *model, "--no-measure", "--format", "json", *given]) == 0
+    listed: dict[str, set[str]] = {}
+    for option in ("", "--train", "--inference"):
+        given = [*model, option] if option else model
+        assert main(["explain", *given, "--no-measure", "--format", "json"]) == 0
         explained[option] = {call["op"] for call in json.loads(capsys.readouterr().out)}
-    assert explained == {
-        "": {"batch_norm_infer"},
-        "--train": {"batch_norm_fwd", "batch_norm_bwd"},
-    }
+        layers = json_of(capsys, "list", *given)["layers"]
+        listed[option] = {str(layer["problem"]).split()[0] for layer in layers}
+    training, inference = {"batch_norm_fwd", "batch_norm_bwd"}, {"batch_norm_infer"}
+    assert explained == {"": training, "--train": training, "--inference": inference}
+    assert listed == explained
     assert main(["coverage", *model, "--backends", "aten"]) == 0
     assert capsys.readouterr().out.startswith("calls, forward and backward\n")
-    assert main(["coverage", *model, "--backends", "aten", "--forward"]) == 0
+    assert main(["coverage", *model, "--backends", "aten", "--inference"]) == 0
     assert capsys.readouterr().out.startswith("calls, forward\n")
 
 

@@ -164,8 +164,7 @@ class Tune(Command):
     """Measure ahead of use, and keep the rankings in the tuning store.
 
     A network runs once on the device. Its problems are those of a training step under
-    enable("autotune"), calls by function too. With --passes fwd it infers; other passes keep the
-    problems of these passes alone.
+    enable("autotune"), calls by function too.
     """
 
     source: options.Source
@@ -218,7 +217,7 @@ class Coverage(Command):
     model: options.Model
     tensors: options.Tensors
     device: options.Device = None
-    forward: bool = option(False, "--forward", "Inference: the forward alone, in eval mode.")
+    train: options.Train = True
     backends: str = option("cudnn", "--backends", "cudnn, graph, legacy, aten or cpu.")
 
 
@@ -227,7 +226,7 @@ class Explain(Command):
     """Tell what every layer of an unmodified network runs, and why."""
 
     model: options.Model
-    train: bool = option(False, "--train", "Forward and backward.")
+    train: options.Train = True
     tensors: options.Tensors
     device: options.Device = None
     policy: options.PolicyText = ""

@@ -20,6 +20,7 @@ from torch_cudnn_ext._defaults import (
     NETWORK_BATCH,
     UNET_BATCH,
 )
+from torch_cudnn_ext._grammar import FORWARDS
 
 N = TypeVar("N", int, float)
 
@@ -88,6 +89,11 @@ _POLICY = (
     "A policy text. If all problems are of one family, its words are for that family; otherwise, "
     "and for networks, it is as enable() takes it.",
 )
+_TRAIN = (
+    "--train/--inference",
+    "Of a model: a training step, or the forward alone in eval mode. By default a training step.",
+)
+Train = Annotated[bool, typer.Option(_TRAIN[0], help=_TRAIN[1], show_default=False)]
 PolicyText = Annotated[str, typer.Option(_POLICY[0], help=_POLICY[1])]
 Isolate = Annotated[
     str | None,
@@ -134,11 +140,9 @@ class Source:
         "end in the layers that have it and how often it occurs: # conv1, layer1.conv x2.",
     )
     passes: str | None = option(
-        None,
-        "--passes",
-        "fwd, bwd (all others), or passes by name: bwd_data,…; of a model fwd alone is inference, "
-        "all else a training step.",
+        None, "--passes", "Only these: fwd, bwd (all others), or passes by name: bwd_data,…"
     )
+    train: bool | None = option(None, *_TRAIN)
 
     def check(self) -> None:
         """Raise BadParameter unless problems come from one place."""
@@ -149,6 +153,16 @@ class Source:
             raise typer.BadParameter(
                 f"got {' and '.join(given) or 'none of them'}, wanted one of {', '.join(sources)}"
             )
+        if self.train is not None:
+            self._check_train("--train" if self.train else "--inference")
+
+    def _check_train(self, flag: str) -> None:
+        if self.model is None:
+            raise typer.BadParameter(f"{flag}: given without --model, wanted it, or --passes alone")
+        words = [word.strip() for word in (self.passes or "").split(",")]
+        if self.passes is not None and self.train == ({*words} <= {*FORWARDS}):
+            wanted = "a backward, or --inference" if self.train else " or ".join(FORWARDS)
+            raise typer.BadParameter(f"--passes: got {self.passes!r} with {flag}, wanted {wanted}")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,6 @@ def coverage_command(context: typer.Context, given: Coverage) -> None:
     place = checks.place_of(given.device)
     network, inputs = workload.load_network(given.model, given.tensors, place)
     with workload.network_errors(given.model):
-        network.train(not given.forward)
-        covered = coverage(network, inputs, backward=not given.forward, backends=given.backends)
+        network.train(given.train)
+        covered = coverage(network, inputs, backward=given.train, backends=given.backends)
     covered.print()

@@ -11,7 +11,6 @@ from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._commands.commands import Tune
 from torch_cudnn_ext._workload.network import Workload, nothing_found
 from torch_cudnn_ext._workload.problems import (
-    PASSES,
     Layer,
     coupled_problems,
     is_inference,
@@ -126,9 +125,7 @@ def _trace_enabled(
     """The problems of a network under `enable`, as `tuning.tune_model` tunes it."""
     network, inputs = load(device)
     infers = is_inference(passes)
-    with workload.network_errors(
-        name, "--model" if passes == [*PASSES] else "--passes", "--passes fwd"
-    ):
+    with workload.network_errors(name):
         met = problems_met(network, inputs, train=not infers, policy=compute)
         every = infers and "fwd" in passes  # inference calls its forward alone
 
