@@ -14,6 +14,7 @@ from measurement_pages import markdown_table
 
 import torch_cudnn_ext
 from torch_cudnn_ext import _C, analysis, knobs, models, ops, policy, tuning
+from torch_cudnn_ext._commands.examples import EXAMPLES
 from torch_cudnn_ext._commands.parsing import INTERRUPTED
 from torch_cudnn_ext._commands.topics import arguments_of, markdown_of
 from torch_cudnn_ext._defaults import DEFAULT_TARGET
@@ -133,8 +134,10 @@ def command_line() -> str:
         records = [param.get_help_record(context) for param in command.params]
         rows = [[code(names), " ".join(text.split())] for names, text in filter(None, records)]
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+        examples = [f"$ tools/run {example}" for example in EXAMPLES[name]]
         lines += ["```console", f"$ {usage}", "```", ""]
         lines += [markdown_table(["option", "meaning"], rows), ""]
+        lines += ["Examples:", "", "```console", *examples, "```", ""]
     return "\n".join(lines)
 
 

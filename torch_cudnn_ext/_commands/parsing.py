@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from torch_cudnn_ext._commands.commands import COMMANDS
+from torch_cudnn_ext._commands.examples import epilog_of
 from torch_cudnn_ext._commands.options import Command, callback_of
 
 INTERRUPTED = 130
@@ -32,7 +33,7 @@ def make_app(version: str, run: Run) -> typer.Typer:
         help="Profile, list and compare the algorithms of cuDNN, of PyTorch and of the CPU.",
     )
     for name, kind in COMMANDS.items():
-        app.command(name)(callback_of(kind, partial(run, name)))
+        app.command(name, epilog=epilog_of(name))(callback_of(kind, partial(run, name)))
 
     def print_version(wanted: bool) -> None:
         if wanted:
