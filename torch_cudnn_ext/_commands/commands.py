@@ -218,7 +218,9 @@ class Coverage(Command):
     tensors: options.Tensors
     device: options.Device = None
     train: options.Train = True
-    backends: str = option("cudnn", "--backends", "cudnn, graph, legacy, aten or cpu.")
+    backends: str = option(
+        "cudnn", "--backends", "cudnn, graph, legacy, aten or cpu. cuDNN's need a GPU."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
