@@ -18,6 +18,7 @@ from torch_cudnn_ext._commands.examples import EXAMPLES
 from torch_cudnn_ext._commands.parsing import INTERRUPTED
 from torch_cudnn_ext._commands.topics import arguments_of, markdown_of
 from torch_cudnn_ext._defaults import DEFAULT_TARGET
+from torch_cudnn_ext._engine_knobs import ENGINE_KNOBS
 from torch_cudnn_ext._grammar import (
     ALGORITHM,
     ALGORITHMS,
@@ -94,6 +95,7 @@ def pages() -> dict[str, str]:
         + two_columns("written as", "selects for", SELECTIONS),
         "algorithm-texts.txt": f"{ALGORITHM}\n\n" + block("      ".join(ALGORITHMS)),
         "problem-parts.txt": two_columns("part", "meaning", PROBLEM_PARTS),
+        "engine-knobs.txt": engine_knobs(),
         "problem-line.txt": block(PROBLEM_LINE),
         "convolution-fields.txt": f"{CONVOLUTION_FIELDS}\n",
     }
@@ -113,6 +115,11 @@ def two_columns(left: str, right: str, rows: dict[str, str]) -> str:
 def block(text: str) -> str:
     """A fenced block of text."""
     return f"```text\n{text}\n```\n"
+
+
+def engine_knobs() -> str:
+    """Numbers and names of engine knobs in one paragraph."""
+    return ", ".join(f"`k{i}` `{name}`" for i, name in enumerate(ENGINE_KNOBS)) + ".\n"
 
 
 # Command line.

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._engine_knobs import with_numbers
 from torch_cudnn_ext._grammar import CONSTRAINTS, FALLING_BACK, ONCE
 from torch_cudnn_ext._torch_internals import assume_constant_result
 
@@ -127,7 +128,7 @@ def field_text(argument: str, key: str, value: object, family: str = "conv") -> 
         word = str(value).lower() if isinstance(value, bool) else str(value)
     if ";" in word:
         raise ValueError(f"{argument}: got {value!r}, wanted {wanted}, without ';'")
-    text = f"{key}={word}" if key else word
+    text = with_numbers(f"{key}={word}" if key else word)
     try:
         _C.canonical_policy(text, family)
     except ValueError as error:
