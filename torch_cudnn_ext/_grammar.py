@@ -12,6 +12,7 @@ ONCE = {"guess_once": "heuristic", "time_once": "autotune"}
 
 # An example of a policy.
 POLICY_TEXT = "fwd=legacy:fft;bwd_data=autotune;max_workspace=64MiB;deterministic"
+BACKENDS = ("cudnn", "graph", "legacy", "aten", "cpu")
 # How selections are written, and what each selects for.
 SELECTIONS = {
     "`autotune` (a word alone)": "all passes of the operator that reads the policy",
@@ -52,6 +53,8 @@ CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
 
 # The passes of inference: a family with both has one for training and one for inference.
 FORWARDS = ("fwd", "infer")
+PASS_WORDS = (*FORWARDS, "bwd", "bwd_data", "bwd_filter")
+DTYPE_WORDS = ("f64", "f32", "f16", "bf16")
 PROBLEM_LINE = (
     "conv_fwd x=f16[64,64,56,56]:nhwc w=f16[64,64,3,3]:nhwc pad=1 stride=1 dilation=1 groups=1 "
     "compute=f32"

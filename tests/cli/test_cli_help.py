@@ -76,7 +76,7 @@ def test_an_example_of_a_help_is_right(name: str, example: str, capsys: Capture)
     assert f"  torch_cudnn_ext {example}\n" in capsys.readouterr().out.partition("Examples:")[2]
     taken: list[Any] = []
     parsed = make_app("", lambda name, context, given: taken.append(given))
-    assert run_app(parsed, shlex.split(example)) == 0, capsys.readouterr().err
+    assert run_app(parsed, shlex.split(example.partition(" >")[0])) == 0, capsys.readouterr().err
     for given in taken:  # by a command that needs PyTorch
         source, constraints = getattr(given, "source", None), getattr(given, "constraints", None)
         if source is not None and source.problem is not None:

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from torch_cudnn_ext._commands import options
-from torch_cudnn_ext._commands.help import Help
+from torch_cudnn_ext._commands.help import Completion, Help
 from torch_cudnn_ext._commands.options import Command, amount, count, option
 from torch_cudnn_ext._commands.store import Store
-from torch_cudnn_ext._defaults import TOLERANCE, VERIFY_TIME_LIMIT_S
+from torch_cudnn_ext._defaults import LAYOUTS, TOLERANCE, VERIFY_TIME_LIMIT_S
+from torch_cudnn_ext._grammar import BACKENDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +220,10 @@ class Coverage(Command):
     device: options.Device = None
     train: options.Train = True
     backends: str = option(
-        "cudnn", "--backends", "cudnn, graph, legacy, aten or cpu. cuDNN's need a GPU."
+        "cudnn",
+        "--backends",
+        "cudnn, graph, legacy, aten or cpu. cuDNN's need a GPU.",
+        *BACKENDS,
     )
 
 
@@ -255,7 +259,11 @@ class Optimize(Command):
     device: options.Device = None
     constraints: options.Constraints
     layout: str = option(
-        "keep", "--layout", "keep, contiguous, channels_last, or search for the faster of these."
+        "keep",
+        "--layout",
+        "keep, contiguous, channels_last, or search for the faster of these.",
+        *LAYOUTS,
+        "search",
     )
     cuda_graph: bool = option(True, "--cuda-graph/--no-cuda-graph", "Replay CUDA graphs.")
     torch_compile: bool | None = option(
@@ -376,4 +384,5 @@ COMMANDS: dict[str, type[Command]] = {
     "verify": Verify,
     "store": Store,
     "help": Help,
+    "completion": Completion,
 }

@@ -38,6 +38,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "store show conv_fwd",
         "store prune --older-than 90 --dry-run",
     ),
+    "completion": (
+        "completion bash >> ~/.bashrc",
+        "completion zsh > ~/.zfunc/_torch_cudnn_ext",
+        "completion fish > ~/.config/fish/completions/torch_cudnn_ext.fish",
+    ),
     "help": ("help policy", "help tune"),
 }
 

@@ -8,19 +8,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from torch_cudnn_ext._defaults import (
     DEFAULT_TARGET,
+    DEVICES,
     IMAGE_SIZE,
     ISOLATE,
     MODEL_BATCH,
     NETWORK_BATCH,
     UNET_BATCH,
 )
-from torch_cudnn_ext._grammar import FORWARDS
+from torch_cudnn_ext._grammar import CONSTRAINTS, DTYPE_WORDS, FOR_ALL, FORWARDS, PASS_WORDS
 
 N = TypeVar("N", int, float)
 
@@ -61,9 +63,15 @@ def amount(name: str, least: float, help: str) -> Any:
     return typer.Option(name, parser=_number(float, least), metavar="X", help=help)
 
 
-def option(default: Any, name: str, help: str) -> Any:
-    """A dataclass's field for an option; see `callback_of`."""
-    return field(default=default, metadata={"option": typer.Option(name, help=help)})
+def words(*names: str) -> Callable[[], list[str]]:
+    """The words that a shell completes a value with."""
+    return lambda: [*names]
+
+
+def option(default: Any, name: str, help: str, *names: str) -> Any:
+    """A dataclass's field for an option, with the words of its value; see `callback_of`."""
+    made = typer.Option(name, help=help, autocompletion=words(*names) if names else None)
+    return field(default=default, metadata={"option": made})
 
 
 def _count(default: int | None, name: str, help: str) -> Any:
@@ -71,10 +79,22 @@ def _count(default: int | None, name: str, help: str) -> Any:
 
 
 _MODEL = ("--model", "A network of torchvision, or module:callable that gives one.")
+
+
+def _names_in(folder: str, suffix: str) -> Callable[[], list[str]]:
+    """The files of a folder of this package, as words for a shell."""
+    root = Path(__file__).parents[1] / folder
+    return lambda: sorted(file.stem for file in root.glob(f"*.{suffix}"))
+
+
 Model = Annotated[str, typer.Option(_MODEL[0], help=_MODEL[1])]
 Device = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda or cuda:<index>; by default the GPU if there is one."),
+    typer.Option(
+        "--device",
+        help="cpu, cuda or cuda:<index>; by default the GPU if there is one.",
+        autocompletion=words(*DEVICES),
+    ),
 ]
 Target = Annotated[
     str | None,
@@ -82,19 +102,24 @@ Target = Annotated[
         "--target",
         help="A GPU that need not be there: what it accepts is listed. "
         f"{DEFAULT_TARGET} by default without a GPU and --device.",
+        autocompletion=_names_in("devices", "json"),
     ),
 ]
 _POLICY = (
     "--policy",
     "A policy text. If all problems are of one family, its words are for that family; otherwise, "
     "and for networks, it is as enable() takes it.",
+    *FOR_ALL[:2],
+    *CONSTRAINTS,
 )
 _TRAIN = (
     "--train/--inference",
     "Of a model: a training step, or the forward alone in eval mode. By default a training step.",
 )
 Train = Annotated[bool, typer.Option(_TRAIN[0], help=_TRAIN[1], show_default=False)]
-PolicyText = Annotated[str, typer.Option(_POLICY[0], help=_POLICY[1])]
+PolicyText = Annotated[
+    str, typer.Option(_POLICY[0], help=_POLICY[1], autocompletion=words(*_POLICY[2:]))
+]
 Isolate = Annotated[
     str | None,
     typer.Option(
@@ -102,6 +127,7 @@ Isolate = Annotated[
         metavar="WHEN",
         help="Measure in a process that a bad algorithm may cost: always, never, or auto, on a GPU "
         "that was not verified. By default as TORCH_CUDNN_EXT_ISOLATE says, or auto.",
+        autocompletion=words(*ISOLATE),
     ),
 ]
 Shard = Annotated[
@@ -133,14 +159,23 @@ class Source:
         metadata={"option": typer.Argument(help="A problem line, in quotes.", show_default=False)},
     )
     model: str | None = option(None, *_MODEL)
-    problems: str | None = option(
-        None,
-        "--problems",
-        "A file of problem lines, - for standard input, or a shipped one (resnet50). A line may "
-        "end in the layers that have it and how often it occurs: # conv1, layer1.conv x2.",
+    problems: str | None = field(
+        default=None,
+        metadata={
+            "option": typer.Option(
+                "--problems",
+                help="A file of problem lines, - for standard input, or a shipped one (resnet50). "
+                "A line may end in the layers that have it and how often it occurs: # conv1, "
+                "layer1.conv x2.",
+                autocompletion=_names_in("_workload/problem_files", "txt"),
+            )
+        },
     )
     passes: str | None = option(
-        None, "--passes", "Only these: fwd, bwd (all others), or passes by name: bwd_data,…"
+        None,
+        "--passes",
+        "Only these: fwd, bwd (all others), or passes by name: bwd_data,…",
+        *PASS_WORDS,
     )
     train: bool | None = option(None, *_TRAIN)
 
@@ -174,6 +209,7 @@ class Tensors:
         "--dtype",
         "f64, f32, f16 or bf16; by default torchvision's networks are f32, and others keep "
         "their types.",
+        *DTYPE_WORDS,
     )
     batch: int | None = _count(
         None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from torch_cudnn_ext._defaults import LAYOUTS
 from torch_cudnn_ext._files import read_text, toml_string, write_text
 from torch_cudnn_ext._optimize.rewriting import Rewrites
 from torch_cudnn_ext._workload.models import in_channels_last
@@ -20,7 +21,6 @@ from torch_cudnn_ext.tuning.store import entries, entry_line, parse_entry
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import TableEntry
 
-LAYOUTS = ("keep", "contiguous", "channels_last")
 NEW_SHAPES = ("heuristic", "autotune")
 _FORMAT = 1
 
