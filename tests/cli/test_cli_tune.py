@@ -12,7 +12,7 @@ from helpers import LINE, PROBLEM
 from torch_cudnn_ext import _C, knobs, tuning
 from torch_cudnn_ext.bench import networks as whole_networks
 from torch_cudnn_ext.cli import main
-from torch_cudnn_ext.cli.running import ProgressBar
+from torch_cudnn_ext.cli.progress import ProgressBar
 
 
 def test_tune_keeps_rankings_in_a_file(capsys: Capture, tmp_path: Path) -> None:

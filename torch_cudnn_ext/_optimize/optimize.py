@@ -138,6 +138,9 @@ def _finish(fast: OptimizedModel, search: _Search, max_error: float | None) -> N
     Raises:
         ValueError: As `optimize`.
     """
+    if search.progress is not None:
+        count = len(fast._recipe.problems)
+        search.progress.problem(count, count, "compiling and timing the whole network")
     fast.report.cuda_graph = reason_against_graphs(fast, search.args)
     if not fast.report.torch_compile:
         _mix(fast, search)

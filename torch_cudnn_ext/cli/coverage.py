@@ -9,6 +9,7 @@ from torch_cudnn_ext._commands.commands import Coverage
 from torch_cudnn_ext._defaults import DEFAULT_TARGET
 from torch_cudnn_ext.analysis.coverage import coverage
 from torch_cudnn_ext.cli import checks, workload
+from torch_cudnn_ext.cli.progress import ProgressBar
 
 
 def coverage_command(context: typer.Context, given: Coverage) -> None:
@@ -22,8 +23,12 @@ def coverage_command(context: typer.Context, given: Coverage) -> None:
             f"or aten or cpu; list --model {given.model} --target {DEFAULT_TARGET} lists what that "
             "GPU accepts"
         )
-    network, inputs = workload.load_network(given.model, given.tensors, place)
-    with workload.network_errors(given.model):
-        network.train(given.train)
-        covered = coverage(network, inputs, backward=given.train, backends=given.backends)
+    with ProgressBar() as bar:
+        bar.phase(f"running {given.model}")
+        network, inputs = workload.load_network(given.model, given.tensors, place)
+        with workload.network_errors(given.model):
+            network.train(given.train)
+            covered = coverage(
+                network, inputs, backward=given.train, backends=given.backends, progress=bar
+            )
     covered.print()

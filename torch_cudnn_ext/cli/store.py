@@ -24,6 +24,7 @@ from torch_cudnn_ext.analysis.tables import (
     plural,
 )
 from torch_cudnn_ext.cli import checks, running
+from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.tuning import store_upkeep
 from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.store_diff import Difference, StoreDiff, diff
@@ -212,7 +213,7 @@ def _drift(given: Store, root: Path) -> None:
     device = checks.place_of(given.device)
     rows = rows_to_time(store_upkeep.holding_rows(root, given.containing or ""), device)
     budget_s = _CPU_BUDGET_S if device == "cpu" else 0.0
-    with running.ProgressBar() as bar:
+    with ProgressBar() as bar:
         drifts = drift(
             rows,
             device,

@@ -24,6 +24,7 @@ from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.analysis.summary import with_most_to_gain
 from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, bytes_text, milliseconds, plural
 from torch_cudnn_ext.cli import checks, running, workload
+from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.tuning.measure import check_constraints_alone
 from torch_cudnn_ext.tuning.store import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.tune import problems_met
@@ -41,9 +42,11 @@ def tune_command(context: typer.Context, given: Tune) -> None:
     """Run ``tune``."""
     table, device, constraints, search = given.table, given.device, given.constraints, given.search
     running.check_report(given.report)
-    work = workload.from_options(
-        given.source, given.tensors, constraints.policy, device, _trace_enabled
-    )
+    with ProgressBar() as bar:
+        bar.phase(running.first_phase(given.source))
+        work = workload.from_options(
+            given.source, given.tensors, constraints.policy, device, _trace_enabled
+        )
     settings = running.settings_of(work.layers, device, None, constraints, search)
     place, text = settings.device, settings.policy
     with checks.errors_of("--policy"):
@@ -58,7 +61,7 @@ def tune_command(context: typer.Context, given: Tune) -> None:
     known = len(lines) - len(left)
     end: running.End = None
     try:
-        with running.ProgressBar() as bar:
+        with ProgressBar() as bar:
             tuning.tune(
                 left,
                 device=place,
