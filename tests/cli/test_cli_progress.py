@@ -13,7 +13,7 @@ from helpers import LINE, PROBLEM
 from torch_cudnn_ext import _C, explain, tuning
 from torch_cudnn_ext.analysis import coverage
 from torch_cudnn_ext.cli import main, progress
-from torch_cudnn_ext.cli.progress import Extent, ProgressBar, duration_text
+from torch_cudnn_ext.cli.progress import ProgressBar, ProgressState, duration_text
 from torch_cudnn_ext.tuning.measure import ProgressOfResults
 
 
@@ -36,14 +36,14 @@ def _measurement(algorithm: str, ms: float | None) -> Any:
 
 
 def test_the_time_left_follows_from_what_is_finished() -> None:
-    extent = Extent(begun=100.0, known=2, problems=(4, 12))
-    assert extent.left_s(120.0) == 80.0  # 2 in 20 s, and 8 are left
-    extent.algorithms = (1, 2)
-    assert extent.left_s(125.0) == 75.0  # 2.5 in 25 s, and 7.5 are left
-    assert extent.line(125.0) == "4 of 12 problems, 1 of 2 algorithms of the next; about 1 min left"
-    assert Extent().left_s(1.0) is None and Extent().line(1.0) == ""
-    assert Extent(begun=0.0, problems=(3, 3)).left_s(1.0) is None
-    assert Extent(begun=0.0, problems=(0, 3)).left_s(1.0) is None
+    state = ProgressState(begun=100.0, known=2, problems=(4, 12))
+    assert state.left_s(120.0) == 80.0  # 2 in 20 s, and 8 are left
+    state.algorithms = (1, 2)
+    assert state.left_s(125.0) == 75.0  # 2.5 in 25 s, and 7.5 are left
+    assert state.line(125.0) == "4 of 12 problems, 1 of 2 algorithms of the next; about 1 min left"
+    assert ProgressState().left_s(1.0) is None and ProgressState().line(1.0) == ""
+    assert ProgressState(begun=0.0, problems=(3, 3)).left_s(1.0) is None
+    assert ProgressState(begun=0.0, problems=(0, 3)).left_s(1.0) is None
 
 
 @pytest.mark.parametrize(

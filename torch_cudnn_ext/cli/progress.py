@@ -25,7 +25,7 @@ _OTHERS = 54  # columns of the bar, the counts and the times
 
 
 @dataclass
-class Extent:
+class ProgressState:
     """How far the work is, and what it found.
 
     Attributes:
@@ -108,7 +108,7 @@ class ProgressBar(RichProgress):
         self._bars = tuple(
             self.add_task("", total=None, said="", visible=is_first) for is_first in (True, False)
         )
-        self._extent = Extent()
+        self._state = ProgressState()
         self._ended = Event()
         self._lines: Thread | None = None
         if sys.stderr is not None and not is_terminal:
@@ -130,29 +130,29 @@ class ProgressBar(RichProgress):
 
     def phase(self, text: str) -> None:
         """What is done before problems are known: ``running resnet50``."""
-        self._extent.next = text
+        self._state.next = text
         self.update(self._bars[0], description=self._cut(text))
 
     def problem(self, done: int, total: int, text: str) -> None:
         """``done`` of ``total`` problems are finished; ``text`` is next."""
-        extent = self._extent
-        before, all_before = extent.problems
-        if extent.begun is None or done < before or total != all_before:  # other problems
-            extent.begun, extent.known = time.monotonic(), done
-        extent.problems, extent.algorithms, extent.next = (done, total), (0, 0), text
+        state = self._state
+        before, all_before = state.problems
+        if state.begun is None or done < before or total != all_before:  # other problems
+            state.begun, state.known = time.monotonic(), done
+        state.problems, state.algorithms, state.next = (done, total), (0, 0), text
         self._update(0, done, total, text)
 
     def algorithm(self, done: int, total: int, text: str) -> None:
         """``done`` of ``total`` algorithms of one problem are finished; ``text`` is next."""
-        self._extent.algorithms = done, total
+        self._state.algorithms = done, total
         self._update(1, done, total, text)
 
     def measured(self, rows: Sequence[Measurement]) -> None:
         """The measurements of one problem, best first; they add to the gain."""
         times = {row["algorithm"]: row["median_ms"] for row in rows if row["median_ms"] is not None}
         if rows and BASELINE in times and rows[0]["algorithm"] in times:
-            self._extent.pytorch_ms += times[BASELINE]
-            self._extent.best_ms += times[rows[0]["algorithm"]]
+            self._state.pytorch_ms += times[BASELINE]
+            self._state.best_ms += times[rows[0]["algorithm"]]
 
     def print_row(self, tables: str | list[Table]) -> None:
         """Print the rows of a table with one result above the bars, if this is a terminal."""
@@ -173,8 +173,8 @@ class ProgressBar(RichProgress):
     def _update(self, bar: int, done: int, total: int, text: str) -> None:
         shown = self._cut(text)
         self.update(self._bars[bar], completed=done, total=total, description=shown, visible=True)
-        self.update(self._bars[0], said=self._extent.said(time.monotonic()))
+        self.update(self._bars[0], said=self._state.said(time.monotonic()))
 
     def _print_lines(self) -> None:
         while not self._ended.wait(LINE_EVERY_S):
-            print(self._extent.line(time.monotonic()), file=sys.stderr, flush=True)
+            print(self._state.line(time.monotonic()), file=sys.stderr, flush=True)
