@@ -14,9 +14,22 @@ from measurement_pages import markdown_table
 
 import torch_cudnn_ext
 from torch_cudnn_ext import _C, analysis, knobs, models, ops, policy, tuning
+from torch_cudnn_ext._commands.examples import EXAMPLES
 from torch_cudnn_ext._commands.parsing import INTERRUPTED
+from torch_cudnn_ext._commands.topics import arguments_of, markdown_of
 from torch_cudnn_ext._defaults import DEFAULT_TARGET
-from torch_cudnn_ext._policy_text import CONSTRAINTS, algorithms_of
+from torch_cudnn_ext._engine_knobs import ENGINE_KNOBS
+from torch_cudnn_ext._grammar import (
+    ALGORITHM,
+    ALGORITHMS,
+    CONSTRAINTS,
+    CONVOLUTION_FIELDS,
+    PROBLEM_LINE,
+    PROBLEM_PARTS,
+    SELECTED,
+    SELECTIONS,
+)
+from torch_cudnn_ext._policy_text import algorithms_of
 from torch_cudnn_ext.cli.app import app, main
 from torch_cudnn_ext.cli.info import operators_markdown
 
@@ -78,6 +91,13 @@ def pages() -> dict[str, str]:
         "constraints.txt": constraints(),
         "problem-lines.txt": problem_lines(),
         "selections.txt": selections(),
+        "selection-words.txt": f"{SELECTED}\n\n"
+        + two_columns("written as", "selects for", SELECTIONS),
+        "algorithm-texts.txt": f"{ALGORITHM}\n\n" + block("      ".join(ALGORITHMS)),
+        "problem-parts.txt": two_columns("part", "meaning", PROBLEM_PARTS),
+        "engine-knobs.txt": engine_knobs(),
+        "problem-line.txt": block(PROBLEM_LINE),
+        "convolution-fields.txt": f"{CONVOLUTION_FIELDS}\n",
     }
     return {FOLDER + name: text for name, text in made.items()}
 
@@ -85,6 +105,21 @@ def pages() -> dict[str, str]:
 def code(text: str) -> str:
     """A text as code in a table's cell."""
     return f"`{text}`" if text else ""
+
+
+def two_columns(left: str, right: str, rows: dict[str, str]) -> str:
+    """A table of names and meanings."""
+    return markdown_table([left, right], [[*row] for row in rows.items()])
+
+
+def block(text: str) -> str:
+    """A fenced block of text."""
+    return f"```text\n{text}\n```\n"
+
+
+def engine_knobs() -> str:
+    """Numbers and names of engine knobs in one paragraph."""
+    return ", ".join(f"`k{i}` `{name}`" for i, name in enumerate(ENGINE_KNOBS)) + ".\n"
 
 
 # Command line.
@@ -106,8 +141,10 @@ def command_line() -> str:
         records = [param.get_help_record(context) for param in command.params]
         rows = [[code(names), " ".join(text.split())] for names, text in filter(None, records)]
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+        examples = [f"$ tools/run {example}" for example in EXAMPLES[name]]
         lines += ["```console", f"$ {usage}", "```", ""]
         lines += [markdown_table(["option", "meaning"], rows), ""]
+        lines += ["Examples:", "", "```console", *examples, "```", ""]
     return "\n".join(lines)
 
 
@@ -169,23 +206,11 @@ def constraints() -> str:
     return markdown_table(["field", "values", "meaning"], rows)
 
 
-def arguments_of(docstring: str) -> dict[str, str]:
-    """The arguments that a docstring describes, each in one line of Markdown."""
-    text = inspect.cleandoc(docstring).partition("Args:\n")[2].partition("\n\n")[0]
-    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.M)
-    return {name: markdown_of(words) for name, words in found}
-
-
 def knob_descriptions() -> dict[str, str]:
     """What the docstring of `knobs` says of each knob that is listed by itself."""
     text = (torch_cudnn_ext.knobs.__doc__ or "").partition("- ``conv_fwd_algo``")[2]
     found = re.findall(r"^- ``(\w+)``: (.*(?:\n  .*)*)", text, re.M)
     return {name: markdown_of(words) for name, words in found}
-
-
-def markdown_of(text: str) -> str:
-    """A text of reStructuredText as one line of Markdown."""
-    return re.sub(r"`+([^`]*)`+", r"`\1`", " ".join(text.split()))
 
 
 def selections() -> str:

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._grammar import FALLING_BACK
 from torch_cudnn_ext._policy_text import (
-    FALLING_BACK,
     check_not_once,
     check_pins,
     field_text,

@@ -8,45 +8,15 @@ from functools import cache, lru_cache
 from typing import Any
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._engine_knobs import with_numbers
+from torch_cudnn_ext._grammar import CONSTRAINTS, FALLING_BACK, ONCE
 from torch_cudnn_ext._torch_internals import assume_constant_result
-
-# The values of on_unsupported that let another algorithm run.
-FALLING_BACK = ("warn", "fallback")
-# The single words that every operator reads for all of its passes.
-FOR_ALL = ("autotune", "tuned", "heuristic", "time_on_shape_change", "guess_on_shape_change")
-# The words that make a module keep its first algorithm, and the word that selects that algorithm.
-ONCE = {"guess_once": "heuristic", "time_once": "autotune"}
 
 _WANTED_FOR_A_PASS = (
     "'autotune', 'tuned', 'heuristic' or an algorithm: its text ('legacy:fft', 'graph:eng67'), "
     "cuDNN's integer or enum name for this pass, or Theano's name"
 )
 _WANTED_FOR_ALL = "'autotune', 'tuned', 'heuristic', or a text or name of an algorithm"
-_BOOLEAN: tuple[tuple[type, ...], str] = ((bool,), "True or False")
-
-# Each constraint: the Python types that it takes, and what an error says was wanted.
-CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
-    "max_workspace": ((int, str), "bytes as an integer, or a text such as '64MiB' or '20%'"),
-    "deterministic": _BOOLEAN,
-    "allow_tf32": _BOOLEAN,
-    "allow_down_convert": _BOOLEAN,
-    "allow_reduced_range": _BOOLEAN,
-    "prefer": ((str,), "'time', 'gpu_time' or 'memory'"),
-    "replay": ((str,), "'off', 'graphs' or 'kernels'"),
-    "backends": (
-        (str, list, tuple),
-        "'cudnn', or a list of 'graph', 'legacy', 'aten', 'cpu', 'cudnn'",
-    ),
-    "on_unsupported": ((str,), "'error', 'warn' or 'fallback'"),
-    "on_miss": ((str,), "'autotune', 'heuristic', 'nearest', 'record' or 'error'"),
-    "benchmark": _BOOLEAN,
-    "fastest": _BOOLEAN,
-    "compute": (
-        (str,),
-        "'as_input', 'as_input_f32', 'f16', 'f32' or 'f64', for all types of data or by type: "
-        "'f16:f32,bf16:f32'",
-    ),
-}
 
 
 # Operator families.
@@ -195,7 +165,7 @@ def field_text(argument: str, key: str, value: object, family: str = "conv") -> 
         word = str(value).lower() if isinstance(value, bool) else str(value)
     if ";" in word:
         raise ValueError(f"{argument}: got {value!r}, wanted {wanted}, without ';'")
-    text = f"{key}={word}" if key else word
+    text = with_numbers(f"{key}={word}" if key else word)
     try:
         _C.canonical_policy(text, family)
     except ValueError as error:

@@ -69,9 +69,8 @@ from torch_cudnn_ext import _C
 from torch_cudnn_ext._commands.process import is_command_line
 from torch_cudnn_ext._defaults import ISOLATE, STORE_MATCHES
 from torch_cudnn_ext._files import ERRATA_VARIABLE, STORE_VARIABLE
+from torch_cudnn_ext._grammar import CONSTRAINTS, FALLING_BACK
 from torch_cudnn_ext._policy_text import (
-    CONSTRAINTS,
-    FALLING_BACK,
     check_not_once,
     check_pins,
     field_text,

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._engine_knobs import with_numbers
+from torch_cudnn_ext._grammar import CONSTRAINTS, FALLING_BACK, FOR_ALL
 from torch_cudnn_ext._policy_text import (
-    CONSTRAINTS,
-    FALLING_BACK,
-    FOR_ALL,
     check_all_pins,
     check_pins,
     check_text,
@@ -53,6 +52,7 @@ class Policy:
     Theano's ``guess_on_shape_change`` and ``time_on_shape_change`` mean ``heuristic`` and
     ``autotune``, since every decision holds for one shape. ``guess_once`` and ``time_once`` are for
     modules, which keep their first algorithm. ``None``, ``""`` and -1 leave a pass unpinned.
+    Engine knobs have names: ``graph:eng67/tile_size=1`` is ``graph:eng67/k2=1``.
 
     The passes of a transposed convolution name the cuDNN primitive that runs: its forward runs
     ``bwd_data``, its data gradient runs ``fwd``.
@@ -244,7 +244,7 @@ class Policy:
 
     def _set(self, text: str, family: str) -> None:
         passes_of(family)  # raises for an unknown family, which an empty text would not
-        text = _C.canonical_policy(text, family)
+        text = _C.canonical_policy(with_numbers(text), family)
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "family", family)
         check_all_pins(text, family)
@@ -280,7 +280,7 @@ def plain_text(policy: PolicyLike, family: str) -> str | None:
     if policy is None:
         return None
     if isinstance(policy, str):
-        return policy or None
+        return (_numbered(policy) if "graph:" in policy else policy) or None
     text: str | None
     if isinstance(policy, Policy):
         if policy.family == family:
@@ -301,6 +301,11 @@ def plain_text(policy: PolicyLike, family: str) -> str | None:
         f"policy: got {policy!r} ({type(policy).__name__}), wanted a Policy, a policy text, "
         "a mapping of Policy's keywords, or None"
     )
+
+
+@assume_constant_result
+def _numbered(text: str) -> str:
+    return with_numbers(text)
 
 
 @assume_constant_result

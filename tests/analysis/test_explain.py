@@ -467,7 +467,7 @@ def test_resnet18_takes_our_way(device: str) -> None:
 
 def test_command_line(capsys: pytest.CaptureFixture[str], device: str) -> None:
     arguments = ["explain", "--model", "resnet18", "--device", device, "--batch", "1"]
-    arguments += ["--image-size", "32", "--no-measure"]
+    arguments += ["--image-size", "32", "--no-measure", "--inference"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "layer4.1.conv2" in out

@@ -16,7 +16,7 @@ from torch_cudnn_ext import _C, knobs, ops, tuning
 from torch_cudnn_ext._files import STORE_VARIABLE
 from torch_cudnn_ext.bench import networks as whole_networks
 from torch_cudnn_ext.cli import main
-from torch_cudnn_ext.cli.running import ProgressBar
+from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.tuning import keeping
 
 
@@ -91,15 +91,15 @@ def test_tune_of_a_network_takes_what_enable_meets(
     network, inputs = resolve_name(f"{networks}:functions")()
     known = tuning.tune_model(network, inputs, policy="autotune", time_budget_s=0.05)
     assert known == {}
-    assert ops("--passes", "fwd") == forward
+    assert ops("--passes", "fwd") == ops("--inference") == forward
     assert ops("--passes", "bwd_filter") == ["conv_bwd_filter"]
     assert ops("--shard", "2/2") == ["pool_fwd", "softmax_bwd"]
     command[2] = f"{networks}:softmax"
     assert main(command) == 2
     message = capsys.readouterr().err
-    assert "--model: no tensor of the model's output" in message
-    assert "or --passes fwd" in message
-    assert ops("--passes", "fwd") == ["softmax_fwd"]
+    assert "--train: no tensor of the model's output" in message
+    assert "or --inference" in message
+    assert ops("--inference") == ["softmax_fwd"]
 
 
 def test_tune_prints_the_same_whatever_is_known(capsys: Capture, tmp_path: Path) -> None:

@@ -13,6 +13,12 @@ from cli_helpers import Capture, compare_here_and_briefly, json_of
 from torch_cudnn_ext.cli import main
 
 
+def _on_cpu(command: str) -> list[str]:
+    """A command, on the CPU, whose coverage is that of PyTorch's own kernels."""
+    backends = ["--backends", "aten"] if command == "coverage" else []
+    return [command, "--device", "cpu", *backends]
+
+
 def test_a_networks_own_autocast_is_seen(capsys: Capture, networks: str) -> None:
     command = ["list", "--model", f"{networks}:autocast", "--device", "cpu", "--passes", "fwd"]
     (layer,) = json_of(capsys, *command)["layers"]
@@ -49,7 +55,7 @@ def test_a_network_keeps_its_dtype(capsys: Capture, networks: str) -> None:
         for arguments, dtype in (([], "f64"), (["--dtype", "f16"], "f16")):
             (layer,) = json_of(capsys, *command, *arguments)["layers"]
             assert str(layer["problem"]).startswith(f"conv_fwd x={dtype}[2,3,")
-    for command in (["explain", "--no-measure"], ["coverage", "--backends", "aten", "--forward"]):
+    for command in (["explain", "--no-measure"], ["coverage", "--backends", "aten", "--inference"]):
         assert main([*command, "--device", "cpu", "--model", f"{networks}:double"]) == 0
 
 
@@ -73,9 +79,9 @@ def test_options_that_a_network_does_not_follow_are_refused(
     capsys: Capture, networks: str, network: str, arguments: list[str], message: str
 ) -> None:
     name = f"{networks}:{network}"
-    commands = [[command, "--model", name] for command in ("list", "explain", "coverage")]
-    for command in (*commands, ["bench", "--networks", name]):
-        assert main([*command, "--device", "cpu", *arguments]) == 2
+    commands = [[*_on_cpu(one), "--model", name] for one in ("list", "explain", "coverage")]
+    for command in (*commands, [*_on_cpu("bench"), "--networks", name]):
+        assert main([*command, *arguments]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"error: {message.format(name)}") and error.count("\n") == 1
 
@@ -144,7 +150,7 @@ def test_networks_of_any_rank_are_channels_last(
         assert main([command, *arguments, "--device", "cpu", "--channels-last"]) == 0
         return
     for name in names:
-        assert main([command, "--model", name, "--device", "cpu", "--channels-last"]) == 0
+        assert main([*_on_cpu(command), "--model", name, "--channels-last"]) == 0
         out = capsys.readouterr().out
         if command != "coverage":
             assert ":nhwc w=f32[" in out and "]:nhwc pad=0" in out and "nchw" not in out
@@ -170,7 +176,7 @@ def test_networks_that_do_not_run_on_the_meta_device(
 
 @pytest.mark.parametrize("command", ["profile", "bench", "coverage", "explain"])
 def test_what_a_network_raises_is_one_line(capsys: Capture, networks: str, command: str) -> None:
-    arguments = [command, "--device", "cpu", "--model"]
+    arguments = [*_on_cpu(command), "--model"]
     assert main([*arguments, f"{networks}:unmade"]) == 1
     assert capsys.readouterr().err == f"error: {networks}:unmade raised KeyError: 'made'\n"
     for name, kind in (("attribute", "AttributeError"), ("module", "ModuleNotFoundError")):
@@ -192,17 +198,19 @@ def test_what_a_network_raises_is_one_line(capsys: Capture, networks: str, comma
 def test_networks_infer_or_train_as_documented(capsys: Capture, networks: str) -> None:
     model = ["--model", f"{networks}:norm", "--device", "cpu"]
     explained: dict[str, set[str]] = {}
-    for option in ("", "--train"):
-        given = [option] if option else []
-        assert main(["explain", *model, "--no-measure", "--format", "json", *given]) == 0
+    listed: dict[str, set[str]] = {}
+    for option in ("", "--train", "--inference"):
+        given = [*model, option] if option else model
+        assert main(["explain", *given, "--no-measure", "--format", "json"]) == 0
         explained[option] = {call["op"] for call in json.loads(capsys.readouterr().out)}
-    assert explained == {
-        "": {"batch_norm_infer"},
-        "--train": {"batch_norm_fwd", "batch_norm_bwd"},
-    }
+        layers = json_of(capsys, "list", *given)["layers"]
+        listed[option] = {str(layer["problem"]).split()[0] for layer in layers}
+    training, inference = {"batch_norm_fwd", "batch_norm_bwd"}, {"batch_norm_infer"}
+    assert explained == {"": training, "--train": training, "--inference": inference}
+    assert listed == explained
     assert main(["coverage", *model, "--backends", "aten"]) == 0
     assert capsys.readouterr().out.startswith("calls, forward and backward\n")
-    assert main(["coverage", *model, "--backends", "aten", "--forward"]) == 0
+    assert main(["coverage", *model, "--backends", "aten", "--inference"]) == 0
     assert capsys.readouterr().out.startswith("calls, forward\n")
 
 
@@ -242,7 +250,7 @@ def test_torchscript_is_refused(
     capsys: Capture, networks: str, tmp_path: Path, command: str
 ) -> None:
     more = ["--table", str(tmp_path / "table.jsonl")] if command == "tune" else []
-    assert main([command, "--model", f"{networks}:scripted", "--device", "cpu", *more]) == 2
+    assert main([*_on_cpu(command), "--model", f"{networks}:scripted", *more]) == 2
     error = capsys.readouterr().err
     assert "error: --model: got a model compiled by TorchScript, wanted " in error
 

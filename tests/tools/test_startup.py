@@ -77,11 +77,14 @@ def test_the_help_needs_no_pytorch(without_torch: Path) -> None:
         ("bench --overhead --jobs 2", 2, "error: --jobs: got 2 with --overhead, which takes no"),
         ("info --cudnn 9.1", 2, "error: --cudnn: got '9.1' with neither --errata nor --hints"),
         ("verify", 2, "error: --errata: not given"),
+        ("tune x --train", 2, "error: --train: given without --model, wanted it, or --passes"),
+        ("list --model x --inference --passes bwd", 2, "error: --passes: got 'bwd' with --inf"),
+        ("list --model x --train --passes fwd,infer", 2, "error: --passes: got 'fwd,infer' with"),
+        ("help policy", 0, "A policy says how algorithms are chosen"),
+        ("help problem", 0, "A problem line says what is computed"),
     ],
 )
-def test_wrong_arguments_need_no_pytorch(
-    arguments: str, code: int, said: str, without_torch: Path
-) -> None:
+def test_what_needs_no_pytorch(arguments: str, code: int, said: str, without_torch: Path) -> None:
     done = run("-m", "torch_cudnn_ext", *arguments.split(), first=without_torch)
     assert done.returncode == code
     assert (done.stdout + done.stderr).startswith(said)

@@ -8,18 +8,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from torch_cudnn_ext._defaults import (
     DEFAULT_TARGET,
+    DEVICES,
     IMAGE_SIZE,
     ISOLATE,
     MODEL_BATCH,
     NETWORK_BATCH,
     UNET_BATCH,
 )
+from torch_cudnn_ext._grammar import CONSTRAINTS, DTYPE_WORDS, FOR_ALL, FORWARDS, PASS_WORDS
 
 N = TypeVar("N", int, float)
 
@@ -60,9 +63,15 @@ def amount(name: str, least: float, help: str) -> Any:
     return typer.Option(name, parser=_number(float, least), metavar="X", help=help)
 
 
-def option(default: Any, name: str, help: str) -> Any:
-    """A dataclass's field for an option; see `callback_of`."""
-    return field(default=default, metadata={"option": typer.Option(name, help=help)})
+def words(*names: str) -> Callable[[], list[str]]:
+    """The words that a shell completes a value with."""
+    return lambda: [*names]
+
+
+def option(default: Any, name: str, help: str, *names: str) -> Any:
+    """A dataclass's field for an option, with the words of its value; see `callback_of`."""
+    made = typer.Option(name, help=help, autocompletion=words(*names) if names else None)
+    return field(default=default, metadata={"option": made})
 
 
 def _count(default: int | None, name: str, help: str) -> Any:
@@ -70,10 +79,22 @@ def _count(default: int | None, name: str, help: str) -> Any:
 
 
 _MODEL = ("--model", "A network of torchvision, or module:callable that gives one.")
+
+
+def _names_in(folder: str, suffix: str) -> Callable[[], list[str]]:
+    """The files of a folder of this package, as words for a shell."""
+    root = Path(__file__).parents[1] / folder
+    return lambda: sorted(file.stem for file in root.glob(f"*.{suffix}"))
+
+
 Model = Annotated[str, typer.Option(_MODEL[0], help=_MODEL[1])]
 Device = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda or cuda:<index>; by default the GPU if there is one."),
+    typer.Option(
+        "--device",
+        help="cpu, cuda or cuda:<index>; by default the GPU if there is one.",
+        autocompletion=words(*DEVICES),
+    ),
 ]
 Target = Annotated[
     str | None,
@@ -81,14 +102,24 @@ Target = Annotated[
         "--target",
         help="A GPU that need not be there: what it accepts is listed. "
         f"{DEFAULT_TARGET} by default without a GPU and --device.",
+        autocompletion=_names_in("devices", "json"),
     ),
 ]
 _POLICY = (
     "--policy",
     "A policy text. If all problems are of one family, its words are for that family; otherwise, "
     "and for networks, it is as enable() takes it.",
+    *FOR_ALL[:2],
+    *CONSTRAINTS,
 )
-PolicyText = Annotated[str, typer.Option(_POLICY[0], help=_POLICY[1])]
+_TRAIN = (
+    "--train/--inference",
+    "Of a model: a training step, or the forward alone in eval mode. By default a training step.",
+)
+Train = Annotated[bool, typer.Option(_TRAIN[0], help=_TRAIN[1], show_default=False)]
+PolicyText = Annotated[
+    str, typer.Option(_POLICY[0], help=_POLICY[1], autocompletion=words(*_POLICY[2:]))
+]
 Isolate = Annotated[
     str | None,
     typer.Option(
@@ -96,6 +127,7 @@ Isolate = Annotated[
         metavar="WHEN",
         help="Measure in a process that a bad algorithm may cost: always, never, or auto, on a GPU "
         "that was not verified. By default as TORCH_CUDNN_EXT_ISOLATE says, or auto.",
+        autocompletion=words(*ISOLATE),
     ),
 ]
 Shard = Annotated[
@@ -127,18 +159,25 @@ class Source:
         metadata={"option": typer.Argument(help="A problem line, in quotes.", show_default=False)},
     )
     model: str | None = option(None, *_MODEL)
-    problems: str | None = option(
-        None,
-        "--problems",
-        "A file of problem lines, - for standard input, or a shipped one (resnet50). A line may "
-        "end in the layers that have it and how often it occurs: # conv1, layer1.conv x2.",
+    problems: str | None = field(
+        default=None,
+        metadata={
+            "option": typer.Option(
+                "--problems",
+                help="A file of problem lines, - for standard input, or a shipped one (resnet50). "
+                "A line may end in the layers that have it and how often it occurs: # conv1, "
+                "layer1.conv x2.",
+                autocompletion=_names_in("_workload/problem_files", "txt"),
+            )
+        },
     )
     passes: str | None = option(
         None,
         "--passes",
-        "fwd, bwd (all others), or passes by name: bwd_data,…; of a model fwd alone is inference, "
-        "all else a training step.",
+        "Only these: fwd, bwd (all others), or passes by name: bwd_data,…",
+        *PASS_WORDS,
     )
+    train: bool | None = option(None, *_TRAIN)
 
     def check(self, **others: bool) -> None:
         """Raise BadParameter unless problems come from one place; others are flags of a command."""
@@ -152,6 +191,16 @@ class Source:
             raise typer.BadParameter(
                 f"got {' and '.join(given) or 'none of them'}, wanted one of {', '.join(sources)}"
             )
+        if self.train is not None:
+            self._check_train("--train" if self.train else "--inference")
+
+    def _check_train(self, flag: str) -> None:
+        if self.model is None:
+            raise typer.BadParameter(f"{flag}: given without --model, wanted it, or --passes alone")
+        words = [word.strip() for word in (self.passes or "").split(",")]
+        if self.passes is not None and self.train == ({*words} <= {*FORWARDS}):
+            wanted = "a backward, or --inference" if self.train else " or ".join(FORWARDS)
+            raise typer.BadParameter(f"--passes: got {self.passes!r} with {flag}, wanted {wanted}")
 
 
 @dataclass(frozen=True)
@@ -163,6 +212,7 @@ class Tensors:
         "--dtype",
         "f64, f32, f16 or bf16; by default torchvision's networks are f32, and others keep "
         "their types.",
+        *DTYPE_WORDS,
     )
     batch: int | None = _count(
         None,
@@ -225,6 +275,10 @@ class Command:
     def check(self, context: typer.Context) -> None:
         """Raise BadParameter for what is wrong and can be seen without PyTorch."""
 
+    def answer(self, context: typer.Context) -> str | None:
+        """What is printed, if the command needs no PyTorch; by default None."""
+        return None
+
 
 def callback_of(
     kind: type[Command], run: Callable[[typer.Context, Command], None]
@@ -233,7 +287,7 @@ def callback_of(
 
     Args:
         kind: What the command takes.
-        run: Gets that, once it is checked.
+        run: Gets that, once it is checked, unless it is a command that needs no PyTorch.
     """
     hints = get_type_hints(kind, include_extras=True)
     groups: dict[str, Any] = {name: one for name, one in hints.items() if is_dataclass(one)}
@@ -260,7 +314,11 @@ def callback_of(
             values[name] = group(**{one.name: values.pop(one.name) for one in fields(group)})
         given = kind(**values)
         given.check(context)
-        run(context, given)
+        answer = given.answer(context)
+        if answer is None:
+            run(context, given)
+        else:
+            typer.echo(answer)
 
     call.__doc__ = kind.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

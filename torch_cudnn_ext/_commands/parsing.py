@@ -1,6 +1,7 @@
 """The command line as a whole: its arguments, its errors, and its process."""
 
 import io
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -8,9 +9,12 @@ from functools import partial
 from typing import Annotated
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined, unused-ignore]
 
 from torch_cudnn_ext._commands.commands import COMMANDS
+from torch_cudnn_ext._commands.examples import epilog_of
 from torch_cudnn_ext._commands.options import Command, callback_of
+from torch_cudnn_ext._commands.process import COMPLETION_VARIABLE, PROGRAM
 
 INTERRUPTED = 130
 
@@ -32,7 +36,7 @@ def make_app(version: str, run: Run) -> typer.Typer:
         help="Profile, list and compare the algorithms of cuDNN, of PyTorch and of the CPU.",
     )
     for name, kind in COMMANDS.items():
-        app.command(name)(callback_of(kind, partial(run, name)))
+        app.command(name, epilog=epilog_of(name))(callback_of(kind, partial(run, name)))
 
     def print_version(wanted: bool) -> None:
         if wanted:
@@ -58,6 +62,8 @@ def make_app(version: str, run: Run) -> typer.Typer:
 def run_app(app: typer.Typer, arguments: list[str]) -> int:
     """Run the command line; wrong input is one line on standard error, and exit code 2."""
     command: Callable[..., int | None] = typer.main.get_command(app)
+    if COMPLETION_VARIABLE in os.environ:
+        completion_init()
     try:
         for argument in arguments:
             if not _is_text(argument):
@@ -65,7 +71,8 @@ def run_app(app: typer.Typer, arguments: list[str]) -> int:
         status = (
             command(
                 arguments or ["--help"],
-                prog_name="torch_cudnn_ext",
+                prog_name=PROGRAM,
+                complete_var=COMPLETION_VARIABLE,
                 standalone_mode=False,
                 obj=tuple(arguments),  # for reports, which say how they were made
             )

@@ -3,6 +3,10 @@
 import sys
 from pathlib import Path
 
+PROGRAM = "torch_cudnn_ext"
+# Set by the script of a shell's completion, which runs the program to get the words.
+COMPLETION_VARIABLE = "_TORCH_CUDNN_EXT_COMPLETE"
+
 
 def is_command_line() -> bool:
     """Whether this process imports the package to be ``python -m torch_cudnn_ext``.

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from torch.nn import Module
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._defaults import LAYOUTS
 from torch_cudnn_ext._optimize.compiled import FAMILIES, LayerChoice, choices_of
 from torch_cudnn_ext._optimize.forms import autocast_now, form_of, sizes_of
 from torch_cudnn_ext._optimize.making import (
@@ -24,7 +25,7 @@ from torch_cudnn_ext._optimize.making import (
     plain_copy,
 )
 from torch_cudnn_ext._optimize.optimized import OptimizedModel
-from torch_cudnn_ext._optimize.recipe import LAYOUTS, NEW_SHAPES, Recipe, Way, read_recipe
+from torch_cudnn_ext._optimize.recipe import NEW_SHAPES, Recipe, Way, read_recipe
 from torch_cudnn_ext._optimize.report import ProblemRow
 from torch_cudnn_ext._optimize.rewriting import facts_of, facts_of_run
 from torch_cudnn_ext._optimize.tracing import same_random_numbers
@@ -138,6 +139,9 @@ def _finish(fast: OptimizedModel, search: _Search, max_error: float | None) -> N
     Raises:
         ValueError: As `optimize`.
     """
+    if search.progress is not None:
+        count = len(fast._recipe.problems)
+        search.progress.problem(count, count, "compiling and timing the whole network")
     fast.report.cuda_graph = reason_against_graphs(fast, search.args)
     if not fast.report.torch_compile:
         _mix(fast, search)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torch_cudnn_ext._defaults import LAYOUTS
 from torch_cudnn_ext._files import read_text, toml_string, write_text
 from torch_cudnn_ext._optimize.rewriting import Rewrites
 from torch_cudnn_ext._workload.models import in_channels_last
@@ -18,7 +19,6 @@ from torch_cudnn_ext.policy import text_for_all
 from torch_cudnn_ext.tuning.store import held_rows
 from torch_cudnn_ext.tuning.store_rows import Row, parse_rows
 
-LAYOUTS = ("keep", "contiguous", "channels_last")
 NEW_SHAPES = ("heuristic", "autotune")
 _FORMAT = 2
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._grammar import FORWARDS
 from torch_cudnn_ext._torch_internals import FakeTensor
 from torch_cudnn_ext._workload.model_state import own_tensors
 from torch_cudnn_ext._workload.problems import (
-    FORWARDS,
     PASSES,
     PROXY_BATCH,
     Layer,

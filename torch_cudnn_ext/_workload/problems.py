@@ -10,11 +10,11 @@ import torch
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._files import read_lines
+from torch_cudnn_ext._grammar import FORWARDS
 from torch_cudnn_ext._policy_text import operator_info, passes_of
 from torch_cudnn_ext.ops.family import family_of
 
 PASSES = ("fwd", "bwd")
-FORWARDS = ("fwd", "infer")  # a family with both has one for training and one for inference
 DTYPES = {
     "f64": torch.float64,
     "f32": torch.float32,

@@ -24,6 +24,7 @@ from torch_cudnn_ext.analysis.tables import Column, Table, plural, print_tables
 from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.convert import converted
 from torch_cudnn_ext.models.enable import apply_rules, enabled, is_enabled
+from torch_cudnn_ext.tuning.measure import Progress, check_progress
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Decision
@@ -107,6 +108,7 @@ def coverage(
     *,
     backward: bool = True,
     backends: str | list[str] | tuple[str, ...] = "cudnn",
+    progress: Progress | None = None,
 ) -> Coverage:
     """Run a network with its calls kept to some backends, and count what ran.
 
@@ -123,12 +125,15 @@ def coverage(
             device to examine.
         backward: Whether to run the backward too, if parameters or inputs require a gradient.
         backends: What the policy's ``backends`` is set to: ``cudnn``, or a list of backends.
+        progress: Told of every problem.
 
     Raises:
-        TypeError: ``model`` is no module, or ``backends`` neither text nor list.
+        TypeError: ``model`` is no module, ``backends`` neither text nor list, or ``progress`` lacks
+            a method of `Progress`.
         ValueError: ``backends`` names none. The model calls no operator of this package, or a lazy
             layer is not initialised.
     """
+    check_progress(progress)
     model = eager_model("coverage", model)
     policy = field_text("backends", "backends", backends)
     wanted = _C.policy_fields(policy)["backends"]
@@ -140,7 +145,7 @@ def coverage(
         traced, *_ = _ran(inputs, backward, CallTracer(model))
         pinned = {one["problem"] for one in traced if one["why"].startswith("pinned")}
         free = {one["problem"]: one["device"] for one in traced if one["problem"] not in pinned}
-        unsupported = _unsupported(free, policy)
+        unsupported = _unsupported(free, policy, progress)
         # A rule also holds for problems with more fields. Of several that hold the first counts,
         # so a problem's own rule, which is longer, comes before it.
         every = dict.fromkeys(b for op in _C.operators() for b in op["backends"])
@@ -170,14 +175,18 @@ def coverage(
     return Coverage(named, families, elsewhere, left, ran_backward)
 
 
-def _unsupported(problems: dict[str, str], policy: str) -> dict[str, str]:
+def _unsupported(
+    problems: dict[str, str], policy: str, progress: Progress | None
+) -> dict[str, str]:
     """The problems, given with their devices, that a policy's backends do not support, and why.
 
     Problems that are coupled with an unsupported one are among them, with its reason.
     """
     backends = _C.policy_fields(policy)["backends"]
     unsupported: dict[str, str] = {}
-    for problem, device in problems.items():
+    for done, (problem, device) in enumerate(problems.items()):
+        if progress is not None:
+            progress.problem(done, len(problems), problem)
         if reason := _why_unsupported(problem, device, policy, backends):
             unsupported |= dict.fromkeys((problem, *_C.problem_info(problem)["coupled"]), reason)
     return unsupported

@@ -27,7 +27,7 @@ from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.pins import pin_of, standing_for
 from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.ops._arguments import check_flag
-from torch_cudnn_ext.tuning.measure import BASELINE
+from torch_cudnn_ext.tuning.measure import BASELINE, Progress, check_progress
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,12 @@ class Explanation:
 
 
 def explain(
-    model: nn.Module, inputs: Any, *, train: bool = False, measure: bool = True
+    model: nn.Module,
+    inputs: Any,
+    *,
+    train: bool = False,
+    measure: bool = True,
+    progress: Progress | None = None,
 ) -> Explanation:
     """Run a model once, and tell for every call of its layers what ran and why.
 
@@ -187,9 +192,11 @@ def explain(
         train: Also run the backward of the sum of the outputs, in training mode.
         measure: Also time every distinct algorithm, and see what PyTorch itself would run, on
             scratch tensors.
+        progress: Told of every distinct problem that is timed.
 
     Raises:
-        TypeError: ``model`` is no module, or ``train`` no bool.
+        TypeError: ``model`` is no module, ``train`` no bool, or ``progress`` lacks a method of
+            `Progress`.
         ValueError: A lazy layer is not initialised; or, with ``train``, no output of the model
             has a gradient; or the model or its inputs have no data, such as on the meta device,
             which `profile_model` takes.
@@ -201,10 +208,11 @@ def explain(
         [('0', 'conv_fwd'), ('1', '')]
     """
     check_flag("explain", "train", train)
+    check_progress(progress)
     model = eager_model("explain", model)
     calls = described_calls(model, inputs, train, _layer_call)
     if measure:
-        calls = _measured(calls)
+        calls = _measured(calls, progress)
     return Explanation(calls, type(model).__name__)
 
 
@@ -263,10 +271,11 @@ def _source_of_pin(decision: Any, module: nn.Module | None) -> str:
     return "knobs.flags()"
 
 
-def _measured(calls: list[LayerCall]) -> list[LayerCall]:
+def _measured(calls: list[LayerCall], progress: Progress | None) -> list[LayerCall]:
     """Add the time of each distinct algorithm on its problem, and what PyTorch runs."""
     times: dict[tuple[str, str, str], tuple[float | None, int | None]] = {}
     kernels: dict[tuple[str, str], tuple[str, ...]] = {}
+    total = len({(call.problem, call.algorithm, call.device) for call in calls if call.problem})
     done = []
     for call in calls:
         if not call.problem:
@@ -274,6 +283,8 @@ def _measured(calls: list[LayerCall]) -> list[LayerCall]:
             continue
         key, place = (call.problem, call.algorithm, call.device), (call.problem, call.device)
         if key not in times:
+            if progress is not None:
+                progress.problem(len(times), total, call.problem)
             (row,) = _C.measure(
                 call.problem, call.device, call.policy, algorithms=[call.algorithm], record=False
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._engine_knobs import knob_legend
 from torch_cudnn_ext._policy_text import without_options
 from torch_cudnn_ext._workload.problems import PROXY_BATCH
 from torch_cudnn_ext.analysis.records import Record, listed_records, measured_records
@@ -52,9 +53,14 @@ class Table:
     lists: Sequence[tuple[str, Sequence[str]]] = ()
 
     def notes(self) -> list[str]:
-        """The lists, a line each, and the footer."""
-        notes = [f"{head}: {', '.join(names)}" for head, names in self.lists]
-        return [*notes, self.footer] if self.footer else notes
+        """The lists, a line each, the footer, and the engine knobs."""
+        lists = (f"{head}: {', '.join(names)}" for head, names in self.lists)
+        return [note for note in (*lists, self.footer, self.engine_knobs()) if note]
+
+    def engine_knobs(self) -> str:
+        """The names of the engine knobs of the algorithms in the cells; empty without any."""
+        legend = knob_legend(cell for row in self.rows for cell in row)
+        return f"engine knobs: {legend}" if legend else ""
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ LEGEND = (
     "* marks what the policy runs",
     "aten:default is PyTorch's own kernel",
     "graph and legacy are cuDNN's two interfaces",
-    "graph:eng67/k2=1 is engine 67 with its parameter 2 set to 1",
+    "graph:eng67/k2=1 is engine 67 with its engine knob 2 set to 1",
     "heuristic A #1 is the first choice of cuDNN's own heuristic A",
     "spread is half of the interquartile range",
     "workspace is memory in addition to the tensors",
@@ -382,8 +388,8 @@ def print_tables(tables: Iterable[Table]) -> None:
         for head, names in table.lists:
             out.print(f"{head}:", soft_wrap=True)
             out.print(_indented(names), style="dim", soft_wrap=True)
-        if table.footer:
-            out.print(table.footer, style="dim", soft_wrap=True)
+        for note in filter(None, (table.footer, table.engine_knobs())):
+            out.print(note, style="dim", soft_wrap=True)
         out.print()
 
 

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from torch_cudnn_ext import tuning
-from torch_cudnn_ext._policy_text import CONSTRAINTS, only_fields
+from torch_cudnn_ext._grammar import CONSTRAINTS
+from torch_cudnn_ext._policy_text import only_fields
 from torch_cudnn_ext.analysis.html import formatted
 from torch_cudnn_ext.analysis.records import field_names
 from torch_cudnn_ext.analysis.tables import Column, Table, milliseconds

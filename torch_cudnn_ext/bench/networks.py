@@ -24,7 +24,8 @@ import torch
 
 from torch_cudnn_ext import nn, tuning
 from torch_cudnn_ext._defaults import IMAGE_SIZE, NETWORK_BATCH, UNET_BATCH
-from torch_cudnn_ext._policy_text import CONSTRAINTS, only_fields
+from torch_cudnn_ext._grammar import CONSTRAINTS
+from torch_cudnn_ext._policy_text import only_fields
 from torch_cudnn_ext._timing import host_ms
 from torch_cudnn_ext._workload.models import load_model
 from torch_cudnn_ext._workload.pytree import tensors_in

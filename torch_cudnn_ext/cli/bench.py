@@ -20,6 +20,7 @@ from torch_cudnn_ext.analysis.tables import Table
 from torch_cudnn_ext.bench import compiled, layers, modules, networks, overhead
 from torch_cudnn_ext.bench.rounds import DEFAULT_POLICY
 from torch_cudnn_ext.cli import checks, running, workload
+from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.tuning.measure import check_knob_search
 
 # What is compared, the text of what was finished, and how many there are.
@@ -32,7 +33,7 @@ def bench_command(context: typer.Context, given: Bench) -> None:
     mode, search, resume, format = given.mode, given.search, given.resume, given.format
     running.check_report(given.report)
     place, before = checks.place_of(given.device), tuning.statistics()
-    with running.ProgressBar() as bar:
+    with ProgressBar() as bar:
         compared: _Comparison
         if mode.overhead:
             total = len(overhead.overhead_cases(place))
@@ -47,6 +48,7 @@ def bench_command(context: typer.Context, given: Bench) -> None:
                 raise typer.BadParameter(
                     "--kernels: given on cpu, which runs no GPU kernels, wanted a GPU"
                 )
+            bar.phase(running.first_phase(source))
             found = workload.from_options(source, tensors, constraints.policy, place).layers
             name = "--model" if source.model else "--problems" if source.problems else ""
             found = _convolutions(found, name or "problem line")
@@ -60,7 +62,7 @@ def bench_command(context: typer.Context, given: Bench) -> None:
             )
             compared = results, layers.comparison_text, len(part)
         items, text, total = compared
-        finished, end = running.collect(items)
+        finished, end = running.collect(items, lambda one: bar.print_row(text([one], "table")))
         output = text(finished, format.value)
     running.print_output(output)
     if not (mode.overhead or mode.networks):  # these measure in other ways, or processes
@@ -83,7 +85,7 @@ def _modules(
     tensors: options.Tensors,
     device: str,
     constraints: options.Constraints,
-    bar: running.ProgressBar,
+    bar: ProgressBar,
 ) -> _Comparison:
     with checks.errors_of("--modules"):
         cases = modules.select_cases(text, tensors.channels_last)
@@ -106,7 +108,7 @@ def _networks(
     device: str,
     policy: str,
     search: options.Search,
-    bar: running.ProgressBar,
+    bar: ProgressBar,
 ) -> _Comparison:
     precisions = checks.words_of("f32" if tensors.dtype is None else tensors.dtype)
     for precision in precisions:

@@ -12,6 +12,7 @@ from torch_cudnn_ext._commands.commands import Explain
 from torch_cudnn_ext.analysis.explain import explain
 from torch_cudnn_ext.analysis.tables import print_tables
 from torch_cudnn_ext.cli import checks, running, workload
+from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.models.enable import enabled_anew
 
 _SHOWN_CALLS = 20
@@ -22,9 +23,13 @@ def explain_command(context: typer.Context, given: Explain) -> None:
     running.check_report(given.report)
     place = checks.place_of(given.device)
     running.check_policy(given.policy)
-    network, inputs = workload.load_network(given.model, given.tensors, place)
-    with enabled_anew(given.policy), workload.network_errors(given.model):
-        explanation = explain(network, inputs, train=given.train, measure=given.measure)
+    with ProgressBar() as bar:
+        bar.phase(f"running {given.model}")
+        network, inputs = workload.load_network(given.model, given.tensors, place)
+        with enabled_anew(given.policy), workload.network_errors(given.model):
+            explanation = explain(
+                network, inputs, train=given.train, measure=given.measure, progress=bar
+            )
     if given.format is options.Format.json:
         typer.echo(json.dumps([asdict(call) for call in explanation.calls], indent=2))
     elif given.format is options.Format.markdown:

@@ -30,6 +30,7 @@ from torch_cudnn_ext.analysis.errata import (
 from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.tables import Column, Table, print_tables
 from torch_cudnn_ext.cli import checks, running
+from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.cli.store_statistics import print_store_statistics
 from torch_cudnn_ext.tuning.measure import checked_device
 from torch_cudnn_ext.tuning.worker_pool import worker_pool
@@ -112,7 +113,7 @@ def _backend_tables(jobs: int | None) -> list[Table]:
                 examples.append(example)
                 work.append((op, rewrite(example, op=op), operator["backends"], gpu))
     rows: dict[str, list[list[str]]] = {}
-    with running.ProgressBar() as bar:
+    with ProgressBar() as bar:
         results = _counts(jobs, work)
         for done, example in enumerate(examples):
             bar.problem(done, len(work), example)

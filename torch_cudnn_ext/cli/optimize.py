@@ -12,6 +12,7 @@ from torch_cudnn_ext._optimize.optimize import Layout, optimize
 from torch_cudnn_ext.analysis.settings import make_settings
 from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, print_tables
 from torch_cudnn_ext.cli import checks, running, workload
+from torch_cudnn_ext.cli.progress import ProgressBar
 
 _SHOWN_PROBLEMS = 20
 
@@ -21,13 +22,16 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
     running.check_report(given.report)
     place = checks.place_of(given.device)
     text = running.constrained(running.check_policy(given.constraints.policy), given.constraints)
-    network, inputs = workload.load_network(given.model, given.tensors, place)
+    with ProgressBar() as bar:
+        bar.phase(f"loading {given.model}")
+        network, inputs = workload.load_network(given.model, given.tensors, place)
     if isinstance(inputs, Mapping):
         raise typer.BadParameter(
             f"--model: got {given.model}, which gives keyword arguments, wanted a tensor or a tuple"
         )
     search = given.search
-    with running.ProgressBar() as bar, checks.errors_of_arguments():
+    with ProgressBar() as bar, checks.errors_of_arguments():
+        bar.phase(f"running {given.model}")
         settings = make_settings(place, None, text, search.time_budget, None, search.knob_search)
         fast = optimize(
             network,

@@ -14,6 +14,7 @@ from torch_cudnn_ext.analysis.results import Profile as LayersProfile
 from torch_cudnn_ext.analysis.summary import SHOWN_LAYERS
 from torch_cudnn_ext.analysis.tables import LISTED_ROWS
 from torch_cudnn_ext.cli import checks, running, workload
+from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.tuning.store import read_rows
 
 
@@ -35,14 +36,16 @@ def profile_command(context: typer.Context, given: Profile) -> None:
     source, search, isolate = given.source, given.search, given.isolate
     device, target, constraints = given.device, given.target, given.constraints
     trace = partial(workload.trace_layers, proxies=target is not None or device is None)
-    work = workload.from_options(source, given.tensors, constraints.policy, device, trace)
+    with ProgressBar() as bar:
+        bar.phase(running.first_phase(source))
+        work = workload.from_options(source, given.tensors, constraints.policy, device, trace)
     settings = running.settings_of(work.layers, device, target, constraints, search)
     layers = work.layers if settings.target is None else with_proxies(work.layers)
     before = tuning.statistics()
     # After proxies are found, so that all shards measure alike.
     layers = workload.only_shard(layers, given.shard_text)
     journal = running.journal_of(given.resume)
-    with running.ProgressBar() as bar:
+    with ProgressBar() as bar:
         results = measure_layers(layers, settings, journal, bar, search.jobs, isolate)
         measured, end = running.collect(results)
     result = running.profile_of(measured, settings, source, work)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
 
 from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._files import write_text
-from torch_cudnn_ext._policy_text import FOR_ALL, fields_of, only_fields, operators
+from torch_cudnn_ext._grammar import FOR_ALL
+from torch_cudnn_ext._policy_text import fields_of, only_fields, operators
 from torch_cudnn_ext._workload.network import Workload
 from torch_cudnn_ext._workload.problems import Layer
 from torch_cudnn_ext.analysis.html import tables_markdown
@@ -147,8 +144,13 @@ def replay_of(context: typer.Context) -> str:
 # Collecting and printing.
 
 
-def collect(items: Iterable[T]) -> tuple[list[T], End]:
-    """The items that could be finished, and the error that came then.
+def first_phase(source: options.Source) -> str:
+    """What a progress bar tells while the problems are found."""
+    return f"running {source.model}" if source.model else "reading the problems"
+
+
+def collect(items: Iterable[T], show: Callable[[T], None] | None = None) -> tuple[list[T], End]:
+    """The items that could be finished, and the error that came then; ``show`` gets each.
 
     Raises:
         OSError, RuntimeError, ValueError: Nothing was finished.
@@ -157,6 +159,8 @@ def collect(items: Iterable[T]) -> tuple[list[T], End]:
     try:
         for item in items:
             finished.append(item)
+            if show is not None:
+                show(item)
     except KeyboardInterrupt as end:
         return finished, end
     except (OSError, RuntimeError, ValueError) as end:
@@ -228,29 +232,3 @@ def print_profile(
         )
         tables = profile_tables(result, extent)
         print_output(tables_markdown(tables) if format is options.Format.markdown else tables)
-
-
-class ProgressBar(RichProgress):
-    """A bar on standard error for problems and their algorithms; only a terminal shows it."""
-
-    def __init__(self) -> None:
-        """Make the bar; entering shows it."""
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True, emoji=False),
-            transient=True,
-            redirect_stdout=False,
-            disable=sys.stderr is None or not sys.stderr.isatty(),
-        )
-        self._bars = self.add_task("problems", total=None), self.add_task("", total=None)
-
-    def problem(self, done: int, total: int, text: str) -> None:
-        """``done`` of ``total`` problems are finished; ``text`` is next."""
-        self.update(self._bars[0], completed=done, total=total, description=text[:70])
-
-    def algorithm(self, done: int, total: int, text: str) -> None:
-        """``done`` of ``total`` algorithms of one problem are finished; ``text`` is next."""
-        self.update(self._bars[1], completed=done, total=total, description=text[:70])

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from torch_cudnn_ext import tuning
-from torch_cudnn_ext._commands.commands import Action, Store
+from torch_cudnn_ext._commands.store import Action, Store
 from torch_cudnn_ext.analysis.html import formatted, tables_markdown
 from torch_cudnn_ext.analysis.records import csv_text
 from torch_cudnn_ext.analysis.tables import (
@@ -24,6 +24,7 @@ from torch_cudnn_ext.analysis.tables import (
     plural,
 )
 from torch_cudnn_ext.cli import checks, running
+from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.tuning import store_upkeep
 from torch_cudnn_ext.tuning.store_diff import Difference, StoreDiff, diff
 from torch_cudnn_ext.tuning.store_drift import FAULTS, Drift, drift, rows_to_time
@@ -211,7 +212,7 @@ def _drift(given: Store, root: Path) -> None:
     device = checks.place_of(given.device)
     rows = rows_to_time(store_upkeep.holding_rows(root, given.containing or ""), device)
     budget_s = _CPU_BUDGET_S if device == "cpu" else 0.0
-    with running.ProgressBar() as bar:
+    with ProgressBar() as bar:
         drifts = drift(
             rows,
             device,

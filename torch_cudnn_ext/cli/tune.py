@@ -12,7 +12,6 @@ from torch_cudnn_ext._commands import options
 from torch_cudnn_ext._commands.commands import Tune
 from torch_cudnn_ext._workload.network import Workload, nothing_found
 from torch_cudnn_ext._workload.problems import (
-    PASSES,
     Layer,
     coupled_problems,
     is_inference,
@@ -26,6 +25,7 @@ from torch_cudnn_ext.analysis.results import Profile
 from torch_cudnn_ext.analysis.summary import with_most_to_gain
 from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, bytes_text, milliseconds, plural
 from torch_cudnn_ext.cli import checks, running, workload
+from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.tuning.measure import check_constraints_alone
 from torch_cudnn_ext.tuning.store_rows import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.tune import problems_met
@@ -48,9 +48,11 @@ def tune_command(context: typer.Context, given: Tune) -> None:
     if given.from_record:
         work = Workload([Layer(line) for part in record.values() for line in part], {})
     else:
-        work = workload.from_options(
-            given.source, given.tensors, constraints.policy, device, _trace_enabled
-        )
+        with ProgressBar() as bar:
+            bar.phase(running.first_phase(given.source))
+            work = workload.from_options(
+                given.source, given.tensors, constraints.policy, device, _trace_enabled
+            )
     settings = running.settings_of(work.layers, device, None, constraints, search)
     place, text = settings.device, settings.policy
     with checks.errors_of("--policy"):
@@ -66,7 +68,7 @@ def tune_command(context: typer.Context, given: Tune) -> None:
     known = len(lines) - len(left)
     end: running.End = None
     try:
-        with running.ProgressBar() as bar:
+        with ProgressBar() as bar:
             tuning.tune(
                 left,
                 device=place,
@@ -172,9 +174,7 @@ def _trace_enabled(
     """The problems of a network under `enable`, as `tuning.tune_model` tunes it."""
     network, inputs = load(device)
     infers = is_inference(passes)
-    with workload.network_errors(
-        name, "--model" if passes == [*PASSES] else "--passes", "--passes fwd"
-    ):
+    with workload.network_errors(name):
         met = problems_met(network, inputs, train=not infers, policy=compute)
         every = infers and "fwd" in passes  # inference calls its forward alone
 

@@ -9,6 +9,7 @@ from torch_cudnn_ext._commands.commands import Verify
 from torch_cudnn_ext._files import write_text
 from torch_cudnn_ext.analysis import verify
 from torch_cudnn_ext.cli import checks, running
+from torch_cudnn_ext.cli.progress import ProgressBar
 
 
 def verify_command(context: typer.Context, given: Verify) -> None:
@@ -21,7 +22,7 @@ def verify_command(context: typer.Context, given: Verify) -> None:
         rows = [row for row in rows if row["id"] in wanted]
     found: list[verify.Finding] = []
     try:
-        with running.ProgressBar() as bar:
+        with ProgressBar() as bar:
             for finding in verify.verify_errata(rows, place, given.time_limit, bar, given.jobs):
                 found.append(finding)
     finally:  # an interrupted run tells what it found until then

@@ -90,20 +90,16 @@ def _check_followed(
 
 @contextmanager
 def network_errors(
-    name: str, train: str = "--train", without: str = "no backward"
+    name: str,
 ) -> Iterator[None]:
-    """An error of the network's run inside is one line that is no complaint about an option.
-
-    ``train`` names the option for that argument, and ``without`` its opposite.
-    """
+    """An error of the network's run inside is one line that is no complaint about an option."""
     try:
         yield
     except (Exception, SystemExit) as error:
         # An error of this package about an argument is a complaint about its option.
-        names = {"model": "--model", "passes": "--passes", "train": train}
         if said := re.match(r"(?:\w+: argument )?(model|passes|train): ", str(error)):
-            message = str(error)[said.end() :].replace("train=False", without)
-            raise typer.BadParameter(f"{names[said[1]]}: {message}") from error
+            message = str(error)[said.end() :].replace("train=False", "--inference")
+            raise typer.BadParameter(f"--{said[1]}: {message}") from error
         # A generator, such as this one, cannot raise an error with a StopIteration as its cause.
         raise _raised(name, error) from (None if isinstance(error, StopIteration) else error)
 
@@ -161,7 +157,8 @@ def from_options(
     # Problems hold no other field of a policy; whether the others fit may depend on the problems.
     with checks.errors_of("--policy"):
         compute = _C.canonical_policy(only_fields(policy, ("compute",)))
-    return trace(source.model, load, passes or [*PASSES], compute, place)
+    asked = passes or (["fwd"] if source.train is False else [*PASSES])
+    return trace(source.model, load, asked, compute, place)
 
 
 def _of_lines(

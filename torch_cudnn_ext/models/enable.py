@@ -33,8 +33,8 @@ import torch
 from torch.compiler import config
 
 from torch_cudnn_ext import _C, _cudnn_flags
+from torch_cudnn_ext._grammar import FOR_ALL
 from torch_cudnn_ext._policy_text import (
-    FOR_ALL,
     check_mapping,
     check_pin,
     field_text,

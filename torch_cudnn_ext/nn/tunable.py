@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._policy_text import ONCE, fields_of, not_pinned, passes_of
+from torch_cudnn_ext._grammar import ONCE
+from torch_cudnn_ext._policy_text import fields_of, not_pinned, passes_of
 from torch_cudnn_ext._torch_internals import disable_dynamo
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.nn.once import choose, is_computed, pattern_of, problems_of, tensors_of

@@ -15,12 +15,13 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._policy_text import CONSTRAINTS, fields_of
+from torch_cudnn_ext._grammar import CONSTRAINTS
+from torch_cudnn_ext._policy_text import fields_of
 from torch_cudnn_ext.tuning.isolation import (
     check_isolate,
     is_isolated,
@@ -54,6 +55,14 @@ class Progress(Protocol):
 
     def algorithm(self, done: int, total: int, text: str) -> None:
         """The same for the algorithms of one problem."""
+
+
+@runtime_checkable
+class ProgressOfResults(Progress, Protocol):
+    """A `Progress` that is told of results, too."""
+
+    def measured(self, rows: Sequence[Measurement]) -> None:
+        """The measurements of one problem, best first."""
 
 
 def no_algorithm(
@@ -218,7 +227,10 @@ def _with_progress(
     for done, task in enumerate(tasks):
         if progress is not None:
             progress.problem(done, len(tasks), task.problem)
-        yield next(results)
+        rows = next(results)
+        if isinstance(progress, ProgressOfResults):
+            progress.measured(rows)
+        yield rows
 
 
 def _measure_one_by_one(
