@@ -17,6 +17,7 @@ from optimize_helpers import BUDGET, Block, trained_like
 from torch import Tensor, nn
 
 import torch_cudnn_ext as tce
+from torch_cudnn_ext._optimize import optimize as optimize_module
 from torch_cudnn_ext._optimize import optimized
 from torch_cudnn_ext._optimize.recipe import Way
 from torch_cudnn_ext.cli.app import main
@@ -572,6 +573,24 @@ def test_time_against_workspace(device: str) -> None:
     assert [row.calls for row in rows] == [1, 1]
     least = min(r["workspace_bytes"] or 0 for e in tce.tuning.entries() for r in e["measurements"])
     assert points[0][0] >= least >= 0
+
+
+def test_calls_are_counted_in_the_run_that_finds_the_problems(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced = list[nn.Module]()
+
+    def traces(network: nn.Module, *args: Any, **options: Any) -> dict[str, int]:
+        traced.append(network)
+        return problems_met(network, *args, **options)
+
+    problems_met = optimize_module.problems_met
+    monkeypatch.setattr(optimize_module, "problems_met", traces)
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+    model, x = nn.Sequential(conv, conv, nn.Softmax(1)).eval(), torch.randn(2, 3, 8, 8)
+    fast = tce.optimize(model, x, layout="search", **BUDGET)
+    assert len(traced) == 2  # one a layout
+    assert [row.calls for row in fast.report.problems] == [2, 1]
 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import Module
 
 from torch_cudnn_ext import nn
-from torch_cudnn_ext._optimize.compiled import FAMILIES, targets_of
+from torch_cudnn_ext._optimize.compiled import targets_of
 from torch_cudnn_ext._optimize.forms import form_of, reason_of
 from torch_cudnn_ext._optimize.optimized import OptimizedModel
 from torch_cudnn_ext._optimize.recipe import Recipe
@@ -25,9 +25,8 @@ from torch_cudnn_ext._workload.model_state import copied
 from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.convert import conversion_steps, convert
+from torch_cudnn_ext.ops.family import Family, family_named
 from torch_cudnn_ext.policy import text_for_all
-
-LEFT_TO_PYTORCH = ("activation", "dropout")  # cuDNN's kernels of these are not faster
 
 
 def plain_copy(function: str, model: Module) -> Module:
@@ -98,7 +97,7 @@ def make_network(
     tuned = folded if graph is None else _sharing_copy(folded)
     if isinstance(tuned, GraphModule):
         rewrites = fuse(tuned, facts, rewrites)
-    convert(tuned, exclude=_is_left)
+    convert(tuned, exclude=is_left)
     recipe.untraced = traced.whole.get("", "")
     # A model has one state.
     untuned = tuned if recipe.untraced.startswith(CHANGES) else _sharing_copy(tuned)
@@ -134,20 +133,32 @@ def make_mixed_network(fast: OptimizedModel, facts: Facts) -> GraphModule:
     recipe, network = fast._recipe, cast("GraphModule", _sharing_copy(fast._folded))
     fuse(network, facts, fast.report.rewrites, recipe.separate)
     left = targets_of(network, recipe.left)
-    convert(network, exclude=lambda name, module: name in left or _is_left(name, module, FAMILIES))
+    convert(network, exclude=lambda name, module: name in left or _is_compiled(module))
     _set_policies(network, f"autotune;{recipe.policy}")
     return network
 
 
-def _is_left(_name: str, module: Module, ours: Container[str] | None = None) -> bool:
-    """Whether a layer stays PyTorch's; ``ours`` are the families that do not."""
+def is_left(_name: str, module: Module) -> bool:
+    """Whether a layer stays PyTorch's: it is complex or quantised, or ours is not faster."""
     if any(not t.is_floating_point() for t in module.parameters(recurse=False)):
-        return True  # complex or quantised
+        return True
+    return any(not family.gains for family in _families_of(module))
+
+
+def _is_compiled(module: Module) -> bool:
+    """Whether a layer is left to Inductor."""
+    is_slower = any(not family.gains_over_compiler for family in _families_of(module))
+    return is_slower or is_left("", module)
+
+
+def _families_of(module: Module) -> list[Family]:
+    """The family of what a layer would become; none of a module that holds others."""
     steps = conversion_steps(module) if next(module.children(), None) is None else []
-    families = [s.becomes.family for s in steps if s.becomes and issubclass(s.becomes, nn.Tunable)]
-    return any(
-        family in LEFT_TO_PYTORCH if ours is None else family not in ours for family in families
-    )
+    return [
+        family_named(s.becomes.family)
+        for s in steps
+        if s.becomes and issubclass(s.becomes, nn.Tunable)
+    ]
 
 
 def _set_policies(module: Module, text: str) -> None:

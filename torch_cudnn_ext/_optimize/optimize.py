@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.nn import Module
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._optimize.compiled import FAMILIES, LayerChoice, choices_of
+from torch_cudnn_ext._optimize.compiled import LayerChoice, choices_of
 from torch_cudnn_ext._optimize.forms import autocast_now, form_of, sizes_of
 from torch_cudnn_ext._optimize.making import (
     changed_by_run,
@@ -37,6 +37,7 @@ from torch_cudnn_ext._optimize.ways import (
 )
 from torch_cudnn_ext._workload.model_state import preserve_model_state
 from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in
+from torch_cudnn_ext.ops.family import family_of
 from torch_cudnn_ext.policy import PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.measure import Progress, check_constraints_alone
 from torch_cudnn_ext.tuning.tune import device_of, problems_met, tune
@@ -123,7 +124,7 @@ def optimize(
         search = _Search(args, time_budget_s, knob_search, jobs, progress)
         for one in found:
             stack.enter_context(preserve_model_state(one))
-            search.tune(one, search.problems(one, one._untuned))
+            search.tune(one, search.count(one))
             one._recipe.shapes = [sizes_of(args)]
         fast = found[0] if len(found) == 1 else faster_of(found, args)
         _finish(fast, search, max_error)
@@ -205,7 +206,7 @@ def load_optimized(path: str | os.PathLike[str], model: Module) -> OptimizedMode
     _C.table_import(file.rankings)
     if not fast.report.torch_compile:
         fast._compiled[Way.mixed].module = make_mixed_network(fast, facts)
-    fast.report.way = file.way
+    fast.report.way, fast.report.left = file.way, recipe.left
     fast.report.cuda_graph = known_reason_against_graphs(fast)
     return fast
 
@@ -258,11 +259,19 @@ class _Search:
     jobs: int
     progress: Progress | None
     not_kept: dict[str, Measurement] = field(default_factory=dict)
+    calls: dict[str, dict[str, int]] = field(default_factory=dict)  # by layout and problem
 
     def options(self, fast: OptimizedModel) -> tuple[str, str, float]:
         """The device, the constraints and the time budget."""
         place = device_of("optimize", fast, self.args)
         return place, fast._recipe.policy, self.time_budget_s
+
+    def count(self, fast: OptimizedModel) -> dict[str, int]:
+        """The problems of the network that is not compiled, with the number of calls of each."""
+        layout = fast._recipe.layout
+        if layout not in self.calls:
+            self.calls[layout] = self.problems(fast, fast._untuned)
+        return self.calls[layout]
 
     def problems(self, fast: OptimizedModel, network: Module) -> dict[str, int]:
         """The problems that a network of its layers meets, with the number of calls of each."""
@@ -289,7 +298,7 @@ class _Search:
 
 def _rows(fast: OptimizedModel, search: _Search) -> list[ProblemRow]:
     """What was found for each problem."""
-    calls, rows = search.problems(fast, fast._untuned), []
+    calls, rows = search.count(fast), []
     for problem in fast._recipe.problems:
         ranking = _C.tuned(problem, *search.options(fast))
         if ranking is None and problem in search.not_kept:
@@ -326,7 +335,7 @@ def _mix(fast: OptimizedModel, search: _Search) -> None:
     recipe.separate = [name for name in (*done.activated, *done.residual) if name not in fused]
     network = make_mixed_network(fast, facts_of_run())
     met = search.problems(fast, network)
-    search.tune(fast, [p for p in met if _C.problem_info(p)["family"] in FAMILIES])
+    search.tune(fast, [p for p in met if family_of(_C.problem_info(p)).gains_over_compiler])
     found = choices(network)
     ours = {choice.layer for choice in found if choice.algorithm != PYTORCHS}
     fast.report.left = recipe.left = [*dict.fromkeys(c.layer for c in found if c.layer not in ours)]
