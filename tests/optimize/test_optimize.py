@@ -420,9 +420,9 @@ def test_ours_does_not_run_if_it_is_slower_or_wrong(monkeypatch: pytest.MonkeyPa
         time.sleep(0.02 if way is Way.optimized else 0)
         return run(self, way, *args)
 
-    run = optimized.OptimizedModel.run
+    run = optimized.InferenceModel.run
     with monkeypatch.context() as patch:
-        patch.setattr(optimized.OptimizedModel, "run", slower)
+        patch.setattr(optimized.InferenceModel, "run", slower)
         fast = tce.optimize(model, x, **BUDGET)
     assert fast.report.way is Way.plain and "times as long" in str(fast.report)
 
@@ -430,7 +430,7 @@ def test_ours_does_not_run_if_it_is_slower_or_wrong(monkeypatch: pytest.MonkeyPa
         return run(self, way, *args) + (0 if way.is_pytorchs else 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(optimized.OptimizedModel, "run", wrong)
+        patch.setattr(optimized.InferenceModel, "run", wrong)
         fast = tce.optimize(model, x, **BUDGET)
     assert fast.report.way is Way.plain and "not used: optimized layers, since its error" in str(
         fast.report

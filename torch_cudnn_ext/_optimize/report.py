@@ -53,6 +53,7 @@ class OptimizationReport:
             the largest element of the results in float64. Empty if the network does not run in
             float64.
         note: Why PyTorch's layers run, if they do, and which results were too far off.
+        train: Whether the network is for training; a call is then a step, forward and backward.
     """
 
     network: str
@@ -69,6 +70,7 @@ class OptimizationReport:
     interval: tuple[float, float] = (1.0, 1.0)
     errors: dict[Way, float] = field(default_factory=dict)
     note: str = ""
+    train: bool = False
 
     def sentence(self) -> str:
         """How much faster the network is, with the 95 % interval, or why it is not."""
@@ -104,6 +106,7 @@ class OptimizationReport:
         errors = [f"{error:.2g} ({way.value})" for way, error in self.errors.items()]
         facts = {
             "runs": self.way.value,
+            "timed": "a training step, forward and backward" if self.train else "",
             "layout": self.layout,
             "layers removed": str(len(done.removed) or ""),
             "batch norms folded": str(len(done.folded) or ""),

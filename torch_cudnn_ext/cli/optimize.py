@@ -1,4 +1,4 @@
-"""``optimize``: the fastest version of a network for inference."""
+"""``optimize``: the fastest version of a network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import cast
 import typer
 
 from torch_cudnn_ext._commands.commands import Optimize
-from torch_cudnn_ext._optimize.optimize import Layout, optimize
+from torch_cudnn_ext._optimize.optimize import optimize
+from torch_cudnn_ext._optimize.options import Layout
 from torch_cudnn_ext.analysis.settings import make_settings
 from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, print_tables
 from torch_cudnn_ext.cli import checks, running, workload
@@ -33,6 +34,7 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
             network,
             tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,),
             policy=text,
+            train=given.train,
             layout=cast("Layout", given.layout),
             cuda_graph=given.cuda_graph,
             torch_compile=given.torch_compile,
