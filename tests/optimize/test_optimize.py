@@ -17,8 +17,7 @@ from optimize_helpers import BUDGET, Block, trained_like
 from torch import Tensor, nn
 
 import torch_cudnn_ext as tce
-from torch_cudnn_ext._optimize import optimize as optimize_module
-from torch_cudnn_ext._optimize import optimized
+from torch_cudnn_ext._optimize import optimized, search
 from torch_cudnn_ext._optimize.recipe import Way
 from torch_cudnn_ext.cli.app import main
 
@@ -584,8 +583,8 @@ def test_calls_are_counted_in_the_run_that_finds_the_problems(
         traced.append(network)
         return problems_met(network, *args, **options)
 
-    problems_met = optimize_module.problems_met
-    monkeypatch.setattr(optimize_module, "problems_met", traces)
+    problems_met = search.problems_met
+    monkeypatch.setattr(search, "problems_met", traces)
     conv = nn.Conv2d(3, 3, 3, padding=1)
     model, x = nn.Sequential(conv, conv, nn.Softmax(1)).eval(), torch.randn(2, 3, 8, 8)
     fast = tce.optimize(model, x, layout="search", **BUDGET)

@@ -20,7 +20,7 @@ from torch_cudnn_ext._optimize.training_model import TrainingModel
 
 def made(model: nn.Module, x: torch.Tensor) -> TrainingModel:
     """What `optimize` makes if ours is faster, without tuning."""
-    options = Options(True, None, None, "keep", None, None, "heuristic", None)
+    options = Options(True, None, None, "keep", None, None, "heuristic", None, None)
     (recipe,) = options.recipes((x,), digest_of(model))
     return TrainingModel(model, recipe, new_training_report(model, recipe))
 
@@ -91,7 +91,7 @@ def test_a_model_that_was_changed_runs_its_own_code(change: str) -> None:
         tce.apply_pins(model, {"0": "fwd=cpu:im2col"})
     else:
         tce.convert(model)
-    y = fast(x)
+    y = fast(x.requires_grad_())
     y.sum().backward()
     assert y.shape == (2, 2 if change == "module" else 5)
     if "hook" in change:
@@ -123,7 +123,7 @@ def test_modules_without_layers_are_the_models_own() -> None:
     twin: Any = fast._twins[True].network
     assert twin[1] is model[1] and twin[0][2] is model[0][2] and twin[0][0] is not model[0][0]
     model[1].p = 1.0  # such as a schedule does
-    assert float(fast(x).abs().max()) == 0
+    assert float(fast(x).detach().abs().max()) == 0
 
 
 def test_copies_and_pickles_train_models_of_their_own() -> None:
@@ -139,11 +139,11 @@ def test_copies_and_pickles_train_models_of_their_own() -> None:
     check(fast, model, x)
 
 
-def test_other_sizes_are_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sizes_are_not_tuned() -> None:
     model, x = small_net(), images()
     fast = made(model, x)
     fast._recipe.shapes = []
     held = len(tce.tuning.entries())
     fast(x)
-    fast(x=None) if False else fast(images(5))
+    fast(images(5))
     assert len(tce.tuning.entries()) == held

@@ -276,6 +276,11 @@ class Optimize(Command):
             "largest.",
         ),
     ] = None
+    peak_memory: str | None = option(
+        None,
+        "--peak-memory",
+        "The most memory of a call on a GPU for activations and workspaces, such as 4GiB.",
+    )
     pareto: bool = option(
         False, "--pareto", "Also print the least time for each bound of the workspace."
     )

@@ -44,6 +44,7 @@ from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in
 from torch_cudnn_ext.ops.family import family_of
 from torch_cudnn_ext.policy import PolicyLike
 from torch_cudnn_ext.tuning.measure import Progress
+from torch_cudnn_ext.tuning.tune import device_of
 
 
 def optimize(
@@ -58,6 +59,7 @@ def optimize(
     torch_compile: bool | None = None,
     on_new_shape: NewShape = "heuristic",
     max_error: float | None = None,
+    peak_memory: int | str | None = None,
     time_budget_s: float = 0.0,
     knob_search: bool = False,
     jobs: int = 1,
@@ -87,6 +89,9 @@ def optimize(
             runs untuned; ``autotune`` tunes in the first such call.
         max_error: The largest error of results and gradients that is allowed, relative to the
             largest element of each in float64.
+        peak_memory: The most memory that a call takes for activations and workspaces, in training
+            also for gradients: bytes, or a text such as ``4GiB``. It is measured on a GPU, for each
+            way to run; a way above it does not run.
         time_budget_s: Seconds of tuning for a problem; 0 is no limit.
         knob_search: Also search the knobs of the best engines.
         jobs: How many processes tune; see `tuning.tune`.
@@ -100,7 +105,8 @@ def optimize(
             neither a tensor nor a tuple.
         ValueError: A module has hooks, the model changes its inputs, a lazy layer is not
             initialised, there is no tensor among the inputs, no output has a gradient in training,
-            all errors are above ``max_error`` or not known, or an argument is none of its values.
+            all errors are above ``max_error`` or not known, all peaks are above ``peak_memory`` or
+            the model is on the CPU, or an argument is none of its values.
         RuntimeError: As `tuning.tune`.
 
     Example:
@@ -109,7 +115,7 @@ def optimize(
         ['0']
     """
     options = Options(
-        train, loss, policy, layout, cuda_graph, torch_compile, on_new_shape, max_error
+        train, loss, policy, layout, cuda_graph, torch_compile, on_new_shape, max_error, peak_memory
     )
     args = example_of(inputs, train)
     search = Search(args, time_budget_s, knob_search, jobs, progress, train)
@@ -124,6 +130,7 @@ def _for_training(model: Module, options: Options, search: Search) -> TrainingMo
 
 def _for_inference(model: Module, options: Options, search: Search) -> InferenceModel:
     plain, args = plain_copy("optimize", model), search.args
+    most = options.most_bytes(device_of("optimize", plain, args))
     with same_random_numbers(), ExitStack() as stack:
         stack.enter_context(preserve_model_state(plain))
         found = _networks(plain, options.recipes(args, digest_of(plain)), args)
@@ -132,12 +139,14 @@ def _for_inference(model: Module, options: Options, search: Search) -> Inference
             search.tune(one, search.count(one, one._untuned))
             one._recipe.shapes = [sizes_of(args)]
         fast = found[0] if len(found) == 1 else faster_of(found, args)
-        _finish(fast, search, options)
+        _finish(fast, search, options.max_error, most)
     fast._forget_graphs()
     return fast
 
 
-def _finish(fast: InferenceModel, search: Search, options: Options) -> None:
+def _finish(
+    fast: InferenceModel, search: Search, max_error: float | None, most: int | None
+) -> None:
     """Let the fastest way run.
 
     Raises:
@@ -148,7 +157,7 @@ def _finish(fast: InferenceModel, search: Search, options: Options) -> None:
         _mix(fast, search)
     elif not fast._recipe.torch_compile and not any(t.is_cuda for t in tensors_in(search.args)):
         fast.report.torch_compile = "the inputs are not on a GPU"
-    choose_way(fast, search.args, right_ways(fast, search.args, options.max_error))
+    choose_way(fast, search.args, right_ways(fast, search.args, max_error), most)
     fast.report.problems = search.rows(fast)
 
 

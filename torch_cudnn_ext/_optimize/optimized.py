@@ -124,6 +124,11 @@ class InferenceModel(OptimizedModel):
                 warn(f"optimize: calls run without a CUDA graph: {error}")
         return self._compute(way, *args, **kwargs)
 
+    def forget_graph(self, way: Way) -> None:
+        """Free the memory of the graphs of a way."""
+        if way.in_graph:
+            self._graphs[way].clear()
+
     def _forget_graphs(self) -> None:
         """Free the memory of the graphs of ways that do not run."""
         for way, graphs in self._graphs.items():

@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from torch_cudnn_ext import _C
 from torch_cudnn_ext._optimize.forms import autocast_now, form_of
 from torch_cudnn_ext._optimize.recipe import LAYOUTS, NEW_SHAPES, Recipe
+from torch_cudnn_ext._policy_text import field_text
 from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in
 from torch_cudnn_ext.policy import PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.measure import check_constraints_alone
@@ -24,7 +26,8 @@ class Options:
     """The arguments of `optimize`, under their names.
 
     Raises:
-        TypeError: ``loss`` cannot be called, or ``policy`` is no policy.
+        TypeError: ``loss`` cannot be called, ``policy`` is no policy, or ``peak_memory`` is neither
+            an integer nor a text.
         ValueError: Another one is none of its values, or is not for training, or is for it alone.
     """
 
@@ -36,6 +39,7 @@ class Options:
     torch_compile: bool | None
     on_new_shape: NewShape
     max_error: float | None
+    peak_memory: int | str | None
 
     def __post_init__(self) -> None:
         """Check all of them."""
@@ -61,7 +65,24 @@ class Options:
         is_number = isinstance(error, int | float) and not isinstance(error, bool)
         if error is not None and not (is_number and error > 0):
             raise ValueError(f"max_error: got {error!r}, wanted a positive number")
+        if self.peak_memory is not None:
+            field_text("peak_memory", "max_workspace", self.peak_memory)
         check_constraints_alone(text_for_all(self.policy))
+
+    def most_bytes(self, device: str) -> int | None:
+        """The bound of ``peak_memory`` in bytes.
+
+        Raises:
+            ValueError: The model is not on a GPU.
+        """
+        if self.peak_memory is None:
+            return None
+        if not device.startswith("cuda"):
+            raise ValueError(
+                f"peak_memory: got {self.peak_memory!r} for a model on {device}, wanted one on a "
+                "GPU, whose allocator measures it"
+            )
+        return _C.workspace_cap(f"max_workspace={self.peak_memory}", device)
 
     def recipes(self, args: tuple[Any, ...], digest: str) -> list[Recipe]:
         """What a network is made by, one for each layout that is tried."""

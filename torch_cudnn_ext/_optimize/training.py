@@ -14,6 +14,7 @@ from torch.nn import Module
 
 from torch_cudnn_ext._optimize.forms import reason_of, sizes_of
 from torch_cudnn_ext._optimize.making import changed_by_run, new_training_report
+from torch_cudnn_ext._optimize.memory import peak_bytes, ways_within_peak
 from torch_cudnn_ext._optimize.numerics import largest_error, largest_finite, results_in_float64
 from torch_cudnn_ext._optimize.options import Loss, Options
 from torch_cudnn_ext._optimize.recipe import Recipe, Way
@@ -61,6 +62,7 @@ def optimize_training(
     if not base.training:
         base.train()
     step = _Step(search.args, options.loss, device_of("optimize", base, search.args))
+    most = options.most_bytes(step.device)
     with same_random_numbers(), torch.enable_grad(), preserve_model_state(base, search.args):
         found, reason = _networks(base, recipes, step)
         for fast in found:
@@ -72,6 +74,14 @@ def optimize_training(
             return TrainingModel(model, recipes[0], report)
         fast = found[0] if len(found) == 1 else _faster_of(found, step)
         right = _right_ways(fast, step, options.max_error)
+        if most is not None:
+            peaks = {
+                way: peak_bytes(
+                    partial(step, fast, way), partial(step.forget_gradients, fast), step.device
+                )
+                for way in right
+            }
+            right = ways_within_peak(fast.report, peaks, most)
         times = samples_of([partial(step, fast, way) for way in _WAYS], step.device)
         settle_way(fast.report, dict(zip(_WAYS, times, strict=True)), right)
         fast.report.problems = search.rows(fast)
@@ -126,12 +136,16 @@ class _Step:
 
     def __call__(self, fast: TrainingModel, way: Way) -> None:
         """Run it."""
-        for t in (*fast.parameters(), *tensors_in(self.args)):
-            t.grad = None
+        self.forget_gradients(fast)
         torch.clear_autocast_cache()  # as at the end of each step's `torch.autocast`
         loss = self.loss_of(fast.run(way, *self.args))
         with torch.autocast(torch.device(self.device).type, enabled=False):
             loss.backward()  # type: ignore[no-untyped-call]
+
+    def forget_gradients(self, fast: TrainingModel) -> None:
+        """Of the parameters and inputs."""
+        for t in (*fast.parameters(), *tensors_in(self.args)):
+            t.grad = None
 
     def loss_of(self, output: Any) -> Tensor:
         """The loss of an output of the model.

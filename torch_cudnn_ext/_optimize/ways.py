@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from torch_cudnn_ext._optimize.forms import UnknownForm, content_of
 from torch_cudnn_ext._optimize.making import names_text
+from torch_cudnn_ext._optimize.memory import peak_bytes, ways_within_peak
 from torch_cudnn_ext._optimize.numerics import (
     is_far_less_accurate,
     largest_error,
@@ -70,38 +71,47 @@ def reason_against_graphs(fast: InferenceModel, args: tuple[Any, ...]) -> str:
     return fast.report.cuda_graph
 
 
-def choose_way(fast: InferenceModel, args: tuple[Any, ...], right: list[Way]) -> None:
-    """Times the ways and lets the fastest run of those whose results are right.
+def choose_way(
+    fast: InferenceModel, args: tuple[Any, ...], right: list[Way], peak_memory: int | None
+) -> None:
+    """Times the ways and lets the fastest run of those whose results and peaks are right.
 
     PyTorch's are timed in any case, to compare with.
+
+    Raises:
+        ValueError: No peak is within the bound.
     """
-    report = fast.report
-    may_run = [w for w in Way if not (w.in_graph and report.cuda_graph)]
+    may_run = [w for w in Way if not (w.in_graph and fast.report.cuda_graph)]
     ways = [w for w in may_run if w.without_graph in (Way.plain, *right)]
+    allowed = [w for w in ways if w.without_graph in right]
+    if peak_memory is not None:
+        place = device_of("optimize", fast, args)
+        peaks = {
+            way: peak_bytes(partial(fast.run, way, *args), partial(fast.forget_graph, way), place)
+            for way in allowed
+        }
+        allowed = ways_within_peak(fast.report, peaks, peak_memory)
     times = _samples([(fast, w) for w in ways], args)
-    settle_way(report, dict(zip(ways, times, strict=True)), right)
+    settle_way(fast.report, dict(zip(ways, times, strict=True)), allowed)
 
 
-def settle_way(report: OptimizationReport, times: dict[Way, list[float]], right: list[Way]) -> None:
-    """Lets the fastest way run of those whose results are right, and says how fast it is."""
+def settle_way(
+    report: OptimizationReport, times: dict[Way, list[float]], allowed: list[Way]
+) -> None:
+    """Lets the fastest way run of those that are allowed, and says how fast it is."""
     report.times_ms = {way: statistics.median(times[way]) for way in times}
     plain = [w for w in times if w.is_pytorchs]
-    right_ones = [w for w in times if w.without_graph in right]
-    ours = [w for w in right_ones if not w.is_pytorchs]
+    ours = [w for w in allowed if not w.is_pytorchs]
     if ours:
         best = min(ours, key=report.times_ms.__getitem__)
         result = compare_samples([times[best], *(times[w] for w in plain)])
-        if result.ratio >= 1 or len(ours) == len(right_ones):
+        if result.ratio >= 1 or len(ours) == len(allowed):
             report.way = best
             report.ratio, report.interval = result.ratio, (result.low, result.high)
             return
         longer = 1 / result.ratio
-        _add_note(report, f"PyTorch's layers run, since ours took {longer:.3f} times as long")
-    report.way = min((w for w in right_ones if w.is_pytorchs), key=report.times_ms.__getitem__)
-
-
-def _add_note(report: OptimizationReport, text: str) -> None:
-    report.note = "; ".join(filter(None, (report.note, text)))
+        report.add_note(f"PyTorch's layers run, since ours took {longer:.3f} times as long")
+    report.way = min((w for w in allowed if w.is_pytorchs), key=report.times_ms.__getitem__)
 
 
 def right_ways(fast: InferenceModel, args: tuple[Any, ...], max_error: float | None) -> list[Way]:
@@ -161,7 +171,7 @@ def ways_within(
         else:
             right.append(way)
             continue
-        _add_note(report, f"not used: {way.value}, since its error was {error:.2g}, and {reason}")
+        report.add_note(f"not used: {way.value}, since its error was {error:.2g}, and {reason}")
     if not right:
         raise ValueError(
             f"max_error: the least error of the results is {min(errors.values()):.2g}, wanted at "

@@ -39,6 +39,7 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
             cuda_graph=given.cuda_graph,
             torch_compile=given.torch_compile,
             max_error=given.max_error,
+            peak_memory=given.peak_memory,
             time_budget_s=settings.time_budget_s,
             knob_search=settings.knob_search,
             jobs=search.jobs,
