@@ -617,14 +617,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "import torch\ndef make():\n    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),"
         " torch.nn.BatchNorm2d(4), torch.nn.ReLU())\n    return net, torch.randn(2, 3, 8, 8)\n"
     )
-    file = tmp_path / "net.tce"
+    file, plot = tmp_path / "net.tce", tmp_path / "plot.svg"
     arguments = ["optimize", "--model", "own_net:make", "--device", "cpu", "--save", str(file)]
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        assert main([*arguments, "--time-budget", "0.2", "--pareto"]) == 0
+        assert main([*arguments, "--time-budget", "0.2", "--pareto", str(plot)]) == 0
         out = capsys.readouterr().out
         assert "batch norms folded: 1\nactivations taken in: 1\n" in out
         assert "The least time within a workspace" in out
+        assert plot.read_text().startswith("<svg xmlns=")
+        assert main([*arguments, "--pareto", "plot.pdf"]) == 2
+        assert "--pareto: got 'plot.pdf', wanted a name that ends in" in capsys.readouterr().err
         assert 'way = "' in file.read_text()
         assert main([*arguments, "--layout", "x"]) == 2
         assert "--layout: got 'x', wanted one of keep" in capsys.readouterr().err

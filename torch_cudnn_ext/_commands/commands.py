@@ -277,12 +277,13 @@ class Optimize(Command):
         ),
     ] = None
     peak_memory: str | None = option(
-        None,
-        "--peak-memory",
-        "The most memory of a call on a GPU for activations and workspaces, such as 4GiB.",
+        None, "--peak-memory", "The most memory of a call on a GPU, such as 4GiB; see optimize()."
     )
-    pareto: bool = option(
-        False, "--pareto", "Also print the least time for each bound of the workspace."
+    pareto: str | None = option(
+        None,
+        "--pareto",
+        "Also print the least time for each bound of the workspace, and draw it: .svg, or .png by "
+        "cairosvg.",
     )
     search: options.Search
     all_layers: options.AllLayers = False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from torch_cudnn_ext._optimize.recipe import Way
 from torch_cudnn_ext._optimize.report_page import report_page
 from torch_cudnn_ext._optimize.rewriting import Rewrites
+from torch_cudnn_ext.analysis.picture_file import check_picture, write_picture
+from torch_cudnn_ext.analysis.pictures import time_within
 from torch_cudnn_ext.analysis.tables import bytes_text
 
 
@@ -155,6 +158,26 @@ class OptimizationReport:
         if hidden := len(self.problems) - len(shown):
             lines.append(f"  {hidden} more, with less to gain (--all-layers shows them)")
         return "\n".join(lines)
+
+    def write_pareto(self, path: str | os.PathLike[str]) -> None:
+        """Draw the least time for each bound of the workspace.
+
+        Args:
+            path: The file: ``.svg``, or ``.png`` if cairosvg is installed.
+
+        Raises:
+            TypeError: ``path`` is no path.
+            ValueError: Its name ends otherwise, cairosvg is not installed, or `pareto` is empty.
+            OSError: The file cannot be written.
+
+        Example:
+            >>> fast = optimize(torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 8, 8))
+            >>> fast.report.write_pareto("pareto.svg")
+        """
+        check_picture(path)
+        if not (points := self.pareto()):
+            raise ValueError("pareto: got no times of problems, wanted a network that was tuned")
+        write_picture(path, time_within(points, f"{self.network}: the least time of a call"))
 
     def pareto(self) -> list[tuple[int, float]]:
         """The least time for each bound of the workspace, as the problems were timed.

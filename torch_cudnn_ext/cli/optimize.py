@@ -10,6 +10,7 @@ import typer
 from torch_cudnn_ext._commands.commands import Optimize
 from torch_cudnn_ext._optimize.optimize import optimize
 from torch_cudnn_ext._optimize.options import Layout
+from torch_cudnn_ext.analysis.picture_file import check_picture
 from torch_cudnn_ext.analysis.settings import make_settings
 from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, print_tables
 from torch_cudnn_ext.cli import checks, running, workload
@@ -20,6 +21,9 @@ _SHOWN_PROBLEMS = 20
 def optimize_command(context: typer.Context, given: Optimize) -> None:
     """Run ``optimize``."""
     running.check_report(given.report)
+    if given.pareto is not None:
+        with checks.errors_of("--pareto"):
+            check_picture(given.pareto)
     place = checks.place_of(given.device)
     text = running.constrained(running.check_policy(given.constraints.policy), given.constraints)
     network, inputs = workload.load_network(given.model, given.tensors, place)
@@ -47,9 +51,11 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
         )
     typer.echo(fast.report.text(0 if given.all_layers else _SHOWN_PROBLEMS))
     running.write_report(given.report, lambda: fast.report.to_html(running.replay_of(context)))
-    if given.pareto:
+    if given.save is not None:
+        fast.save(given.save)
+    if given.pareto is not None:
         rows = [[bytes_text(size), milliseconds(ms)] for size, ms in fast.pareto()]
         columns = (Column("workspace", right=True), Column("ms a call", right=True))
         print_tables([Table("The least time within a workspace", columns, rows)])
-    if given.save is not None:
-        fast.save(given.save)
+        with checks.errors_of("--pareto"):
+            fast.report.write_pareto(given.pareto)
