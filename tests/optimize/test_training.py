@@ -90,7 +90,7 @@ class Block(nn.Module):
     "kind",
     [
         "twice", "in place", "tuple", "dict", "branches", "no gradient", "checkpoint",
-        "written buffer", "plain",
+        "new buffer", "written buffer", "plain",
     ],
 )  # fmt: skip
 def test_a_step_gives_what_the_models_step_gives(kind: str, device: str) -> None:
@@ -104,9 +104,7 @@ def test_a_step_gives_what_the_models_step_gives(kind: str, device: str) -> None
     check_step(fast, model, x, None)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("counts", "calls"), ("keeps", "seen"), ("new buffer", "scale")]
-)
+@pytest.mark.parametrize(("kind", "name"), [("counts", "calls"), ("keeps", "seen")])
 def test_a_model_that_keeps_state_runs_its_own_code(kind: str, name: str) -> None:
     model, x = Block(kind), images()
     fast = trained(model, x)

@@ -69,7 +69,9 @@ def digest_of(model: Module) -> str:
 
 
 def changed_by_run(plain: Module, args: tuple[Any, ...], train: bool = False) -> str:
-    """What of a model its forward changes; empty if nothing. In training tensors may be written to.
+    """What of a model its forward changes; empty if nothing.
+
+    In training these are its attributes alone: parameters and buffers may be set and written to.
 
     Raises:
         ValueError: It changes its inputs.

@@ -172,7 +172,7 @@ class InferenceModel(OptimizedModel):
         if mode:
             raise RuntimeError(
                 "OptimizedModel.train: the network was optimized for inference; train the model "
-                "that it was made of"
+                "that it was made of, or what optimize makes with train=True"
             )
         return self
 
