@@ -208,6 +208,25 @@ def test_frozen_parameters_and_inputs_with_gradients() -> None:
         trained(small_net(), images())
 
 
+def test_a_forward_may_write_to_its_parameters() -> None:
+    class Decays(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.conv.weight.mul_(0.5)
+            y: Tensor = self.conv(x)
+            return y
+
+    model, x = Decays(), images()
+    weight = model.conv.weight.detach().clone()
+    fast = trained(model, x)
+    assert torch.equal(model.conv.weight, weight) and fast.report.errors[Way.optimized] < 1e-5
+    check_step(fast, model, x)
+
+
 def test_recurrent_networks(device: str) -> None:
     class Last(nn.Module):
         def __init__(self) -> None:

@@ -23,7 +23,7 @@ from torch_cudnn_ext._optimize.search import Search
 from torch_cudnn_ext._optimize.tracing import same_random_numbers
 from torch_cudnn_ext._optimize.training_model import TrainingModel
 from torch_cudnn_ext._optimize.ways import samples_of, settle_way, ways_within
-from torch_cudnn_ext._workload.model_state import copied, preserve_model_state
+from torch_cudnn_ext._workload.model_state import copied, preserve_model_state, preserve_values
 from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in, tensors_requiring_grad
 from torch_cudnn_ext._workload.running import check_gradient_mode, detached, sum_of_outputs
 from torch_cudnn_ext.tuning.tune import device_of
@@ -188,7 +188,11 @@ class _Step:
             run: Calls it.
             args: The arguments.
         """
-        with preserve_model_state(model, args), _without_dropout(model):
+        with (
+            preserve_model_state(model, args),
+            preserve_values(model.parameters()),  # a forward may write to them
+            _without_dropout(model),
+        ):
             given = detached(args)
             torch.clear_autocast_cache()
             output = run(*given)

@@ -257,6 +257,9 @@ def own_tensors(model: nn.Module) -> list[Tensor]:
 def copied(module: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
     """A deep copy whose modules train or not as before, which some classes do not copy.
 
+    Without shared objects, the weights of a recurrent network on a GPU lie next to each other, as
+    they did: PyTorch's kernels need that, and otherwise copy them in each call.
+
     Args:
         module: What is copied.
         shared: Objects that the copy holds as they are, by their ``id``.
@@ -264,4 +267,7 @@ def copied(module: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module
     made = copy.deepcopy(module, shared or {})
     for name, one in module.named_modules():
         made.get_submodule(name).training = one.training
+    for one in made.modules() if not shared else ():
+        if isinstance(one, nn.RNNBase):
+            one.flatten_parameters()
     return made
