@@ -35,7 +35,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def fake(calls: Sequence[Callable[[], Any]], device: str) -> list[list[float]]:
         for call in calls:
             call()
-        return [[ms] * 3 for ms in made]
+        return [[ms] * 3 for ms in made[: len(calls)]]
 
     monkeypatch.setattr(training, "samples_of", fake)
     return made
@@ -109,7 +109,9 @@ def test_a_model_that_keeps_state_runs_its_own_code(kind: str, name: str) -> Non
     model, x = Block(kind), images()
     fast = trained(model, x)
     assert f"PyTorch's layers run, since its forward changes {name}" in str(fast.report)
-    assert not ran_ours(fast, x)
+    assert not ran_ours(fast, x) and [*fast.report.errors] == [Way.plain]
+    with pytest.raises(ValueError, match="max_error: the least error"):
+        trained(model, x, max_error=1e-12)
     assert model.calls == (1 if kind == "counts" else 0)
 
 

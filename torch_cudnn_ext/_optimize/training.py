@@ -68,24 +68,25 @@ def optimize_training(
         for fast in found:
             search.tune(fast, search.count(fast, _WithLoss(fast.untuned, step)))
             fast._recipe.shapes = [sizes_of(search.args)]
-        if not found:
+        if found:
+            fast = found[0] if len(found) == 1 else _faster_of(found, step)
+        else:
             report = new_training_report(model, recipes[0])
             report.way, report.note = Way.plain, f"PyTorch's layers run, since {reason}"
-            return TrainingModel(model, recipes[0], report)
-        fast = found[0] if len(found) == 1 else _faster_of(found, step)
-        right = _right_ways(fast, step, options.max_error)
+            fast = TrainingModel(copied(base), recipes[0], report)
+        ways = _WAYS if found else (Way.plain,)
+        right = _right_ways(fast, step, ways, options.max_error)
         if most is not None:
-            peaks = {
-                way: peak_bytes(
-                    partial(step, fast, way), partial(step.forget_gradients, fast), step.device
-                )
-                for way in right
-            }
-            right = ways_within_peak(fast.report, peaks, most)
-        times = samples_of([partial(step, fast, way) for way in _WAYS], step.device)
-        settle_way(fast.report, dict(zip(_WAYS, times, strict=True)), right)
-        fast.report.problems = search.rows(fast)
+            right = ways_within_peak(fast.report, _peaks(fast, step, right), most)
+        times = samples_of([partial(step, fast, way) for way in ways], step.device)
+        settle_way(fast.report, dict(zip(ways, times, strict=True)), right)
+        fast.report.problems = search.rows(fast) if found else []
     return TrainingModel(model, fast._recipe, fast.report)
+
+
+def _peaks(fast: TrainingModel, step: _Step, ways: Iterable[Way]) -> dict[Way, int]:
+    forget = partial(step.forget_gradients, fast)
+    return {way: peak_bytes(partial(step, fast, way), forget, step.device) for way in ways}
 
 
 def _networks(base: Module, recipes: list[Recipe], step: _Step) -> tuple[list[TrainingModel], str]:
@@ -236,13 +237,15 @@ def _without_dropout(model: Module) -> Iterator[None]:
             module.training = True
 
 
-def _right_ways(fast: TrainingModel, step: _Step, max_error: float | None) -> list[Way]:
+def _right_ways(
+    fast: TrainingModel, step: _Step, ways: Iterable[Way], max_error: float | None
+) -> list[Way]:
     """Measures the errors of outputs, buffers and gradients; the ways that may run.
 
     Raises:
         ValueError: As `optimize`.
     """
-    results = {way: step.results(fast, partial(fast.run, way), step.args) for way in _WAYS}
+    results = {way: step.results(fast, partial(fast.run, way), step.args) for way in ways}
     of_plain = results[Way.plain]
     model = fast.model
     wide = results_in_float64(model, step.args, of_plain, lambda m, a: step.results(m, m, a))
