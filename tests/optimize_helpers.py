@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+import torch_cudnn_ext as tce
+from torch_cudnn_ext._optimize.recipe import Way
+from torch_cudnn_ext._optimize.training_model import TrainingModel
+from torch_cudnn_ext._workload.pytree import tensors_requiring_grad
 
 # Little tuning, and nothing compiled.
 BUDGET: dict[str, Any] = {"time_budget_s": 0.2, "torch_compile": False}
@@ -54,3 +60,54 @@ class Block(nn.Module):
         if self.kind == "twice":
             return F.relu(y + x) + y
         return torch.relu(torch.add(y, x, alpha=2))
+
+
+# Networks for training, and what a step gives.
+
+
+def images(batch: int = 2, device: str = "cpu") -> Tensor:
+    draw = torch.Generator().manual_seed(3)
+    return torch.randn(batch, 3, 8, 8, generator=draw).to(device)
+
+
+def small_net() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64, 5),
+    )  # fmt: skip
+
+
+def results_of_step(model: nn.Module, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """The output, and the gradients and buffers after a backward; the model is left as it was."""
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    given = [
+        a.detach().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in args
+    ]
+    model.zero_grad()
+    torch.manual_seed(7)
+    output = run(*given)
+    tensors = tensors_requiring_grad(output)
+    torch.autograd.backward(tensors, [t.detach().cos() for t in tensors])
+    gradients = [
+        t.grad for t in (*model.parameters(), *(a for a in given if isinstance(a, Tensor)))
+    ]
+    buffers = [b.clone() for b in model.buffers()]
+    model.load_state_dict(state)
+    return output, gradients, buffers
+
+
+def check_step(fast: TrainingModel, model: nn.Module, *args: Any) -> None:
+    """A step of ours gives what a step of the model gives."""
+    assert fast.report.way is Way.optimized, str(fast.report)
+    wanted, got = results_of_step(model, model, args), results_of_step(model, fast, args)
+    assert type(got[0]) is type(wanted[0])
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def ran_ours(network: nn.Module, *args: Any) -> bool:
+    """Whether a call ran a convolution of this package."""
+    tce.ops.softmax(torch.zeros(1, 2), 1)
+    network(*args)
+    decision = tce.last_decision()
+    return decision is not None and not decision.problem.startswith("softmax")

@@ -10,7 +10,7 @@
 * `trace`: the problems of a model's calls
 * `profile`, `profile_model`: what every algorithm costs
 * `convert`: a network's layers exchanged for those of `nn`, and back
-* `optimize`, `load_optimized`: a whole network for inference, as fast as it was found to be
+* `optimize`, `load_optimized`: a whole network, as fast as it was found to be
 * `tuning`: measured rankings, tuned, exported and imported
 * `untuned`: the problems that ran although nothing was tuned for them
 * `UnverifiedVersionWarning`: given once for a version of cuDNN or a GPU that was not verified

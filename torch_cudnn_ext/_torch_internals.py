@@ -367,6 +367,31 @@ def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its own on its forward or its backward."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The children of a module, by name."""
+    return module._modules
+
+
+def share_tensors(made: nn.Module, module: nn.Module) -> None:
+    """Let a module have the parameters and buffers of another, also those that it gets later."""
+    made._parameters, made._buffers = module._parameters, module._buffers
+
+
+def share_children(made: nn.Module, module: nn.Module) -> None:
+    """Let a module have the children of another, also those that it gets later."""
+    made._modules = module._modules
+
+
 def registered_buffers(module: nn.Module) -> dict[str, Any]:
     """The dictionary of a module's own buffers, which may be changed."""
     return module._buffers

@@ -64,6 +64,13 @@ def test_channels_that_are_no_multiple_of_8(channels: int, outputs: int, told: l
     assert rules(canonical(line.replace("f16", "f32"))) == []
 
 
+def test_convolutions_over_one_dimension() -> None:
+    """Their tensors have no layout to change, but channels."""
+    line = "conv_fwd x=f16[8,63,14]:nchw w=f16[64,63,3]:nchw pad=1"
+    assert rules(canonical(line)) == ["channels"]
+    assert rules(canonical(line.replace("63", "64"))) == []
+
+
 def test_tf32_off() -> None:
     assert rules(canonical(FLOAT), policy="allow_tf32=false") == ["tf32"]
     assert rules(canonical(FLOAT), policy="allow_tf32=true") == []

@@ -70,7 +70,7 @@ def test_inductor_compiles_what_lies_between(device: str) -> None:
 @pytest.mark.usefixtures("dynamo_alone")
 @pytest.mark.parametrize("kept", ["all", "fused alone", "none"])
 def test_a_layer_is_ours_if_tuning_found_something_faster(
-    kept: str, monkeypatch: pytest.MonkeyPatch, device: str
+    kept: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
 ) -> None:
     def choices(module: Any, call: Any, options: Any) -> list[compiled.LayerChoice]:
         found = choices_of(module, call, options)
@@ -93,6 +93,10 @@ def test_a_layer_is_ours_if_tuning_found_something_faster(
     else:
         assert ran == [nn.Conv2d, nn.ReLU, nn.Conv2d, nn.ReLU]
         assert sorted(fast._recipe.left) == ["conv1", "conv2"]
+    fast.save(tmp_path / "block.tce")
+    again = tce.load_optimized(tmp_path / "block.tce", model)
+    assert again.report.left == fast.report.left == fast._recipe.left
+    assert ("PyTorch's where compiled: conv" in str(again.report)) is (kept == "none")
 
 
 @pytest.mark.usefixtures("dynamo_alone")

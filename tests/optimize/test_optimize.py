@@ -17,7 +17,7 @@ from optimize_helpers import BUDGET, Block, trained_like
 from torch import Tensor, nn
 
 import torch_cudnn_ext as tce
-from torch_cudnn_ext._optimize import optimized
+from torch_cudnn_ext._optimize import optimized, search
 from torch_cudnn_ext._optimize.recipe import Way
 from torch_cudnn_ext.cli.app import main
 
@@ -419,9 +419,9 @@ def test_ours_does_not_run_if_it_is_slower_or_wrong(monkeypatch: pytest.MonkeyPa
         time.sleep(0.02 if way is Way.optimized else 0)
         return run(self, way, *args)
 
-    run = optimized.OptimizedModel.run
+    run = optimized.InferenceModel.run
     with monkeypatch.context() as patch:
-        patch.setattr(optimized.OptimizedModel, "run", slower)
+        patch.setattr(optimized.InferenceModel, "run", slower)
         fast = tce.optimize(model, x, **BUDGET)
     assert fast.report.way is Way.plain and "times as long" in str(fast.report)
 
@@ -429,7 +429,7 @@ def test_ours_does_not_run_if_it_is_slower_or_wrong(monkeypatch: pytest.MonkeyPa
         return run(self, way, *args) + (0 if way.is_pytorchs else 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(optimized.OptimizedModel, "run", wrong)
+        patch.setattr(optimized.InferenceModel, "run", wrong)
         fast = tce.optimize(model, x, **BUDGET)
     assert fast.report.way is Way.plain and "not used: optimized layers, since its error" in str(
         fast.report
@@ -574,6 +574,24 @@ def test_time_against_workspace(device: str) -> None:
     assert points[0][0] >= least >= 0
 
 
+def test_calls_are_counted_in_the_run_that_finds_the_problems(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced = list[nn.Module]()
+
+    def traces(network: nn.Module, *args: Any, **options: Any) -> dict[str, int]:
+        traced.append(network)
+        return problems_met(network, *args, **options)
+
+    problems_met = search.problems_met
+    monkeypatch.setattr(search, "problems_met", traces)
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+    model, x = nn.Sequential(conv, conv, nn.Softmax(1)).eval(), torch.randn(2, 3, 8, 8)
+    fast = tce.optimize(model, x, layout="search", **BUDGET)
+    assert len(traced) == 2  # one a layout
+    assert [row.calls for row in fast.report.problems] == [2, 1]
+
+
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     fast = tce.optimize(nn.Conv1d(2, 2, 3), torch.randn(1, 2, 8), **BUDGET)
     file = tmp_path / "conv.tce"
@@ -599,14 +617,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "import torch\ndef make():\n    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),"
         " torch.nn.BatchNorm2d(4), torch.nn.ReLU())\n    return net, torch.randn(2, 3, 8, 8)\n"
     )
-    file = tmp_path / "net.tce"
+    file, plot = tmp_path / "net.tce", tmp_path / "plot.svg"
     arguments = ["optimize", "--model", "own_net:make", "--device", "cpu", "--save", str(file)]
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        assert main([*arguments, "--time-budget", "0.2", "--pareto"]) == 0
+        assert main([*arguments, "--time-budget", "0.2", "--pareto", str(plot)]) == 0
         out = capsys.readouterr().out
         assert "batch norms folded: 1\nactivations taken in: 1\n" in out
         assert "The least time within a workspace" in out
+        assert plot.read_text().startswith("<svg xmlns=")
+        assert main([*arguments, "--pareto", "plot.pdf"]) == 2
+        assert "--pareto: got 'plot.pdf', wanted a name that ends in" in capsys.readouterr().err
         assert 'way = "' in file.read_text()
         assert main([*arguments, "--layout", "x"]) == 2
         assert "--layout: got 'x', wanted one of keep" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """What a report of `optimize` tells, as text and as a page."""
 
 from html import unescape
+from pathlib import Path
 
 import pytest
 from helpers import LINE, OTHER
@@ -41,6 +42,19 @@ def test_the_text_begins_with_the_gain(report: OptimizationReport) -> None:
     assert str(report).startswith(f"Net: {report.note}\n")
     report.note, report.times_ms = "", {}
     assert report.sentence() == "Net: not timed"
+
+
+def test_time_within_a_workspace_is_drawn(report: OptimizationReport, tmp_path: Path) -> None:
+    assert "Time within a workspace" not in report.to_html()  # which is one time for all
+    report.problems[0] = ProblemRow(LINE, "cpu:fft", 1.0, 1.5, 2, {0: 1.5, 4096: 1.0})
+    assert report.pareto() == [(0, 5.0), (4096, 4.0)]
+    assert "Time within a workspace" in report.to_html()
+    report.write_pareto(tmp_path / "plot.svg")
+    text = (tmp_path / "plot.svg").read_text()
+    assert "4 KiB: 4 ms" in text and "Net: the least time of a call" in text
+    report.problems.clear()
+    with pytest.raises(ValueError, match="pareto: got no times of problems, wanted"):
+        report.write_pareto(tmp_path / "plot.svg")
 
 
 def test_the_page_tells_the_same(report: OptimizationReport) -> None:

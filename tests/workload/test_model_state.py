@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torch_cudnn_ext import explain, profile_model, trace
+from torch_cudnn_ext._workload.model_state import copied
 from torch_cudnn_ext._workload.network import network_layers
 from torch_cudnn_ext.analysis.coverage import coverage
 
@@ -73,3 +74,26 @@ def test_a_look_takes_each_module_s_mode_back() -> None:
     trace(model, x, train=False)
     profile_model(model, x, train=False, device="cpu", time_budget_s=0.01)
     assert [module.training for module in model.modules()] == before
+
+
+def test_weights_of_a_copied_recurrent_network_lie_together(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.LSTM(3, 2), nn.Linear(2, 2)).to(device)
+    flat = list[nn.Module]()
+
+    def flatten(self: nn.RNNBase) -> None:
+        flat.append(self)
+        original(self)
+
+    original = nn.RNNBase.flatten_parameters
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flatten)
+    made = copied(model)
+    assert made[0] in flat and model[0] not in flat
+    for a, b in zip(made.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b) and a is not b
+    if device == "cuda":
+        assert len({p.untyped_storage().data_ptr() for p in made[0].parameters()}) == 1
+    flat.clear()
+    sharing = copied(model, {id(p): p for p in model.parameters()})
+    assert not flat and sharing[0].weight_ih_l0 is model[0].weight_ih_l0

@@ -255,16 +255,18 @@ class Explain(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimize(Command):
-    """Make the fastest version of a network for inference, and tell how fast it is.
+    """Make the fastest version of a network for inference or training, and tell how fast it is.
 
-    Batch norm is folded, layers take in sums and activations, all is tuned, compiled and captured
-    in a CUDA graph. The result is timed by turns with PyTorch's layers.
+    For inference batch norm is folded, layers take in sums and activations, all is tuned, compiled
+    and captured in a CUDA graph. For training layers are tuned forward and backward. The result is
+    timed by turns with PyTorch's layers.
     """
 
     model: options.Model
     tensors: options.Tensors
     device: options.Device = None
     constraints: options.Constraints
+    train: bool = option(False, "--train", "For training: forward and backward of each step.")
     layout: str = option(
         "keep",
         "--layout",
@@ -272,11 +274,16 @@ class Optimize(Command):
         *LAYOUTS,
         "search",
     )
-    cuda_graph: bool = option(True, "--cuda-graph/--no-cuda-graph", "Replay CUDA graphs.")
+    cuda_graph: bool | None = option(
+        None,
+        "--cuda-graph/--no-cuda-graph",
+        "Replay CUDA graphs. Without either: in inference.",
+    )
     torch_compile: bool | None = option(
         None,
         "--torch-compile/--no-torch-compile",
-        "Let torch.compile make the code between the layers. Without either: on a GPU.",
+        "Let torch.compile make the code between the layers. Without either: in inference on a "
+        "GPU.",
     )
     max_error: Annotated[
         float | None,
@@ -286,8 +293,14 @@ class Optimize(Command):
             "largest.",
         ),
     ] = None
-    pareto: bool = option(
-        False, "--pareto", "Also print the least time for each bound of the workspace."
+    peak_memory: str | None = option(
+        None, "--peak-memory", "The most memory of a call on a GPU, such as 4GiB; see optimize()."
+    )
+    pareto: str | None = option(
+        None,
+        "--pareto",
+        "Also print the least time for each bound of the workspace, and draw it: .svg, or .png by "
+        "cairosvg.",
     )
     search: options.Search
     all_layers: options.AllLayers = False

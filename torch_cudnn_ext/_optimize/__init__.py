@@ -1,1 +1,1 @@
-"""Whole networks for inference: traced, folded, fused, tuned, and put into CUDA graphs."""
+"""Whole networks: for inference traced, folded, fused and captured; for training tuned."""

@@ -15,9 +15,8 @@ from torch_cudnn_ext._optimize.forms import UnknownForm, content_of, reason_of
 from torch_cudnn_ext._optimize.rewriting import name_of
 from torch_cudnn_ext.nn.activated import Activated
 from torch_cudnn_ext.ops.decision import last_decision
+from torch_cudnn_ext.ops.family import family_named
 
-# Inductor's code of others is as fast as ours, or faster, unless they took in an activation.
-FAMILIES = ("conv",)
 MAX_KINDS = 4  # of arguments; torch.compile gives up at 8
 
 
@@ -119,7 +118,9 @@ def choices_of(
 def stays_ours(layer: Module) -> TypeGuard[nn.Tunable]:
     """Whether a layer of this package may be part of a compiled network."""
     is_fused = isinstance(layer, Activated) and layer.activates
-    return is_fused or (isinstance(layer, nn.Tunable) and layer.family in FAMILIES)
+    return is_fused or (
+        isinstance(layer, nn.Tunable) and family_named(layer.family).gains_over_compiler
+    )
 
 
 def targets_of(network: fx.GraphModule, layers: Iterable[str]) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -12,9 +12,9 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import Module
 
 from torch_cudnn_ext import nn
-from torch_cudnn_ext._optimize.compiled import FAMILIES, targets_of
+from torch_cudnn_ext._optimize.compiled import targets_of
 from torch_cudnn_ext._optimize.forms import form_of, reason_of
-from torch_cudnn_ext._optimize.optimized import OptimizedModel
+from torch_cudnn_ext._optimize.optimized import InferenceModel
 from torch_cudnn_ext._optimize.recipe import Recipe
 from torch_cudnn_ext._optimize.report import OptimizationReport
 from torch_cudnn_ext._optimize.rewriting import Facts, Rewrites, fold, fuse
@@ -25,9 +25,8 @@ from torch_cudnn_ext._workload.model_state import copied
 from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.convert import conversion_steps, convert
+from torch_cudnn_ext.ops.family import Family, family_named
 from torch_cudnn_ext.policy import text_for_all
-
-LEFT_TO_PYTORCH = ("activation", "dropout")  # cuDNN's kernels of these are not faster
 
 
 def plain_copy(function: str, model: Module) -> Module:
@@ -37,14 +36,27 @@ def plain_copy(function: str, model: Module) -> Module:
         TypeError: As `optimize`.
         ValueError: As `optimize`.
     """
+    model = model_without_hooks(function, model, has_forward_hooks)
+    return copied(model).eval().requires_grad_(False)
+
+
+def model_without_hooks(
+    function: str, model: Module, has_hooks: Callable[[Module], bool]
+) -> Module:
+    """The eager model.
+
+    Raises:
+        TypeError: As `optimize`.
+        ValueError: As `optimize`.
+    """
     model = eager_model(function, model)
     for name, module in model.named_modules():
-        if has_forward_hooks(module):
+        if has_hooks(module):
             raise ValueError(
                 f"model: got hooks of {name or 'the model'}, which a rewritten "
                 "network would not call as before; wanted a model without hooks"
             )
-    return copied(model).eval().requires_grad_(False)
+    return model
 
 
 def digest_of(model: Module) -> str:
@@ -56,28 +68,30 @@ def digest_of(model: Module) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def changed_by_run(plain: Module, args: tuple[Any, ...]) -> str:
+def changed_by_run(plain: Module, args: tuple[Any, ...], train: bool = False) -> str:
     """What of a model its forward changes; empty if nothing.
+
+    In training these are its attributes alone: parameters and buffers may be set and written to.
 
     Raises:
         ValueError: It changes its inputs.
     """
-    before, tensors = state_of(plain), tensors_in(args)
+    before, tensors = state_of(plain, not train), tensors_in(args)
     versions, form = [version_of(t) for t in tensors], form_of(args)
-    with torch.no_grad():
+    with torch.set_grad_enabled(train):
         plain(*args)
     if form != form_of(args) or versions != [version_of(t) for t in tensors]:
         raise ValueError(
             "model: got one that changes its inputs, wanted one that does not, since a CUDA graph "
             "and another layout read copies"
         )
-    changed = change_of(before, state_of(plain))
+    changed = change_of(before, state_of(plain, not train))
     return f"{CHANGES} {changed}" if changed else ""
 
 
 def make_network(
     plain: Module, recipe: Recipe, facts: Facts, example: tuple[Any, ...], state: str
-) -> OptimizedModel:
+) -> InferenceModel:
     """The network, before anything is tuned; without an example for the facts of a recipe.
 
     ``state`` says what of the model its forward changes.
@@ -98,15 +112,15 @@ def make_network(
     tuned = folded if graph is None else _sharing_copy(folded)
     if isinstance(tuned, GraphModule):
         rewrites = fuse(tuned, facts, rewrites)
-    convert(tuned, exclude=_is_left)
+    convert(tuned, exclude=is_left)
     recipe.untraced = traced.whole.get("", "")
     # A model has one state.
     untuned = tuned if recipe.untraced.startswith(CHANGES) else _sharing_copy(tuned)
-    _set_policies(tuned, f"autotune;{recipe.policy}")
-    _set_policies(untuned, f"{recipe.on_new_shape};{recipe.policy}")
+    set_policies(tuned.modules(), f"autotune;{recipe.policy}")
+    set_policies(untuned.modules(), f"{recipe.on_new_shape};{recipe.policy}")
     report = OptimizationReport(type(plain).__name__, rewrites, traced.whole, recipe.layout)
     report.torch_compile = _reason_against_compiling(recipe, traced)
-    return OptimizedModel(plain, tuned, untuned, folded, recipe, report)
+    return InferenceModel(plain, tuned, untuned, folded, recipe, report)
 
 
 def _sharing_copy(network: Module) -> Module:
@@ -129,29 +143,47 @@ def names_text(whole: Iterable[str]) -> str:
     return ", ".join(name or "the model" for name in whole)
 
 
-def make_mixed_network(fast: OptimizedModel, facts: Facts) -> GraphModule:
+def make_mixed_network(fast: InferenceModel, facts: Facts) -> GraphModule:
     """The network to be compiled, as the recipe says, with the rest left to Inductor."""
     recipe, network = fast._recipe, cast("GraphModule", _sharing_copy(fast._folded))
     fuse(network, facts, fast.report.rewrites, recipe.separate)
     left = targets_of(network, recipe.left)
-    convert(network, exclude=lambda name, module: name in left or _is_left(name, module, FAMILIES))
-    _set_policies(network, f"autotune;{recipe.policy}")
+    convert(network, exclude=lambda name, module: name in left or _is_compiled(module))
+    set_policies(network.modules(), f"autotune;{recipe.policy}")
     return network
 
 
-def _is_left(_name: str, module: Module, ours: Container[str] | None = None) -> bool:
-    """Whether a layer stays PyTorch's; ``ours`` are the families that do not."""
+def is_left(_name: str, module: Module) -> bool:
+    """Whether a layer stays PyTorch's: it is complex or quantised, or ours is not faster."""
     if any(not t.is_floating_point() for t in module.parameters(recurse=False)):
-        return True  # complex or quantised
+        return True
+    return any(not family.gains for family in _families_of(module))
+
+
+def _is_compiled(module: Module) -> bool:
+    """Whether a layer is left to Inductor."""
+    is_slower = any(not family.gains_over_compiler for family in _families_of(module))
+    return is_slower or is_left("", module)
+
+
+def _families_of(module: Module) -> list[Family]:
+    """The family of what a layer would become; none of a module that holds others."""
     steps = conversion_steps(module) if next(module.children(), None) is None else []
-    families = [s.becomes.family for s in steps if s.becomes and issubclass(s.becomes, nn.Tunable)]
-    return any(
-        family in LEFT_TO_PYTORCH if ours is None else family not in ours for family in families
-    )
+    return [
+        family_named(s.becomes.family)
+        for s in steps
+        if s.becomes and issubclass(s.becomes, nn.Tunable)
+    ]
 
 
-def _set_policies(module: Module, text: str) -> None:
+def new_training_report(model: Module, recipe: Recipe) -> OptimizationReport:
+    """A report of a network in which nothing is rewritten, captured or compiled."""
+    name, off = type(model).__name__, "train=True"
+    return OptimizationReport(name, Rewrites(), {}, recipe.layout, off, off, train=True)
+
+
+def set_policies(modules: Iterable[Module], text: str) -> None:
     """Set the policy of all layers that have none of their own."""
-    for layer in module.modules():
+    for layer in modules:
         if isinstance(layer, nn.Tunable) and not layer._draws and layer.policy is None:
             layer.policy = own_text(text_for_all(text), layer.family)

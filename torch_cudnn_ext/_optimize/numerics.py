@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,37 +25,66 @@ def is_far_less_accurate(error: float, plain_error: float, of_plain: Any) -> boo
     return not error <= MOST_ERROR_RATIO * plain_error + MOST_EPSILONS * coarsest
 
 
-def results_in_float64(plain: Module, args: tuple[Any, ...], of_plain: Any) -> list[Tensor] | None:
-    """The tensors of the model's results in float64; None if it has no such results."""
+def results_in_float64(
+    plain: Module,
+    args: tuple[Any, ...],
+    of_plain: Any,
+    results: Callable[[Module, tuple[Any, ...]], Any],
+) -> list[Tensor] | None:
+    """The tensors of the model's results in float64; None if it has no such results.
+
+    Args:
+        plain: The model.
+        args: Its arguments.
+        of_plain: Its results.
+        results: What gives the results of a model and arguments.
+    """
 
     def wide(tensor: Tensor) -> Tensor:
-        return tensor.double() if is_floating(tensor) else tensor.clone()
+        made = tensor.detach().double() if is_floating(tensor) else tensor.detach().clone()
+        return made.requires_grad_(tensor.requires_grad)
 
     try:
-        with torch.no_grad():
-            result = tensors_in(copied(plain).double()(*map_tensors(wide, args)))
+        result = tensors_in(results(copied(plain).double(), map_tensors(wide, args)))
     except Exception:  # an operator or a check that takes no float64, or memory is short
         return None
     shapes = [[t.shape for t in tensors] for tensors in (result, tensors_in(of_plain))]
     return result if shapes[0] == shapes[1] else None
 
 
-def largest_error(result: Any, of_plain: Any, wanted: list[Tensor]) -> float:
-    """Relative to the largest element; infinite if a result is of another kind than the model's."""
+def largest_error(
+    result: Any, of_plain: Any, wanted: list[Tensor], scales: Sequence[float] = ()
+) -> float:
+    """Relative to the largest element; infinite if a result is of another kind than the model's.
+
+    Args:
+        result: What was computed.
+        of_plain: What PyTorch's layers gave.
+        wanted: The tensors of the result in float64.
+        scales: For each tensor, what its error is relative to if all of its elements are smaller.
+    """
     tensors, plain = tensors_in(result), tensors_in(of_plain)
     kinds = [[(t.shape, t.dtype) for t in those] for those in (tensors, plain)]
     if form_of(result) != form_of(of_plain) or kinds[0] != kinds[1]:
         return math.inf
     largest = 0.0
-    for got, other, right in zip(tensors, plain, wanted, strict=True):
+    least = scales or [0.0] * len(tensors)
+    for got, other, right, scale in zip(tensors, plain, wanted, least, strict=True):
         if not is_floating(got):
             largest = largest if torch.equal(got, other) else math.inf
         elif got.numel() > 0:
             right, got = right.double(), got.double()
-            scale = float(torch.where(right.isfinite(), right.abs(), 0).max()) or 1.0
+            scale = max(scale, largest_finite(right)) or 1.0
             # What is not finite must be as PyTorch's.
             same = (got == right) | (got == other.double()) | (got.isnan() & other.isnan())
             is_finite = right.isfinite() & other.isfinite()
             off = torch.where(same & ~is_finite, 0, (got - right).abs() / scale)
             largest = max(largest, float(off.nan_to_num(math.inf, math.inf).max()))
     return largest
+
+
+def largest_finite(tensor: Tensor) -> float:
+    """The largest absolute value of the elements that are finite; 0 if there are none."""
+    if not is_floating(tensor) or not tensor.numel():
+        return 0.0
+    return float(torch.where(tensor.isfinite(), tensor.abs(), 0).max())

@@ -1,12 +1,10 @@
-"""``optimize``: the fastest version of a whole network for inference that was found."""
+"""``optimize``: the fastest version of a whole network that was found."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,21 +12,25 @@ from torch.fx import GraphModule
 from torch.nn import Module
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._defaults import LAYOUTS
-from torch_cudnn_ext._optimize.compiled import FAMILIES, LayerChoice, choices_of
-from torch_cudnn_ext._optimize.forms import autocast_now, form_of, sizes_of
+from torch_cudnn_ext._optimize.compiled import LayerChoice, choices_of
+from torch_cudnn_ext._optimize.forms import sizes_of
 from torch_cudnn_ext._optimize.making import (
     changed_by_run,
     digest_of,
     make_mixed_network,
     make_network,
+    model_without_hooks,
+    new_training_report,
     plain_copy,
 )
-from torch_cudnn_ext._optimize.optimized import OptimizedModel
-from torch_cudnn_ext._optimize.recipe import NEW_SHAPES, Recipe, Way, read_recipe
-from torch_cudnn_ext._optimize.report import ProblemRow
+from torch_cudnn_ext._optimize.optimized import InferenceModel, OptimizedModel
+from torch_cudnn_ext._optimize.options import Layout, Loss, NewShape, Options, example_of
+from torch_cudnn_ext._optimize.recipe import Recipe, RecipeFile, Way, read_recipe
 from torch_cudnn_ext._optimize.rewriting import facts_of, facts_of_run
+from torch_cudnn_ext._optimize.search import PYTORCHS, Search
 from torch_cudnn_ext._optimize.tracing import same_random_numbers
+from torch_cudnn_ext._optimize.training import optimize_training
+from torch_cudnn_ext._optimize.training_model import TrainingModel
 from torch_cudnn_ext._optimize.ways import (
     choose_way,
     faster_of,
@@ -36,57 +38,61 @@ from torch_cudnn_ext._optimize.ways import (
     reason_against_graphs,
     right_ways,
 )
+from torch_cudnn_ext._torch_internals import has_hooks
 from torch_cudnn_ext._workload.model_state import preserve_model_state
 from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in
-from torch_cudnn_ext.policy import PolicyLike, text_for_all
-from torch_cudnn_ext.tuning.measure import Progress, check_constraints_alone
+from torch_cudnn_ext.ops.family import family_of
+from torch_cudnn_ext.policy import PolicyLike
+from torch_cudnn_ext.tuning.measure import Progress
 from torch_cudnn_ext.tuning.store import take_rows
-from torch_cudnn_ext.tuning.tune import device_of, problems_met, tune
-
-if TYPE_CHECKING:
-    from torch_cudnn_ext._C import Measurement
-
-Layout = Literal["keep", "contiguous", "channels_last", "search"]
-NewShape = Literal["heuristic", "autotune"]
-PYTORCHS = "aten:default"  # the algorithm that is PyTorch's own kernel
+from torch_cudnn_ext.tuning.tune import device_of
 
 
 def optimize(
     model: Module,
     inputs: Tensor | tuple[Any, ...],
     *,
+    train: bool = False,
+    loss: Loss | None = None,
     policy: PolicyLike = None,
     layout: Layout = "keep",
-    cuda_graph: bool = True,
+    cuda_graph: bool | None = None,
     torch_compile: bool | None = None,
     on_new_shape: NewShape = "heuristic",
     max_error: float | None = None,
+    peak_memory: int | str | None = None,
     time_budget_s: float = 0.0,
     knob_search: bool = False,
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> OptimizedModel:
-    """Make the fastest version of a network for inference that was found.
+    """Make the fastest version of a network that was found, for inference or for training.
 
-    The model is not changed: a copy of it is traced by ``torch.fx`` and rewritten. Batch norm is
-    folded into the layer before it. A convolution and the sum and activation after it become one
-    problem, as do a linear layer and an activation. All problems are tuned. ``torch.compile`` makes
-    another version, in which a layer is ours if tuning found something faster, and the rest is
-    Inductor's. Both versions are timed by turns with PyTorch's layers, as they are and compiled,
-    with and without a CUDA graph; the fastest runs. What cannot be traced keeps its own code.
+    For inference a copy of the model is traced, folded and fused; all problems are tuned;
+    ``torch.compile`` makes another version. For training the model's own code runs with layers of
+    this package, which are tuned forward and backward, on the model's parameters. What was made is
+    timed by turns with PyTorch's layers, and the fastest runs. The model is not changed.
 
     Args:
         model: Any module without hooks, on one device.
         inputs: An example: a tensor or a tuple of positional arguments. Other sizes run too.
+        train: Whether the network is for training.
+        loss: Of the model's output, for the steps that are timed and checked: a function that gives
+            a tensor of one element. By default it is the sum of the outputs.
         policy: Constraints (``max_workspace``, ``deterministic``, ``backends``, …).
         layout: Of images and filters: ``keep`` leaves them as they are; ``contiguous`` and
-            ``channels_last`` convert them; ``search`` takes the faster of these two.
-        cuda_graph: Whether calls may replay CUDA graphs.
-        torch_compile: Whether ``torch.compile`` may compile the network; ``None``: on a GPU.
+            ``channels_last`` convert them, in training the model's own filters; ``search`` takes
+            the faster of these two.
+        cuda_graph: Whether calls may replay CUDA graphs; ``None``: in inference.
+        torch_compile: Whether ``torch.compile`` may compile the network; ``None``: in inference on
+            a GPU.
         on_new_shape: What layers do for inputs of other sizes than the example's: ``heuristic``
             runs untuned; ``autotune`` tunes in the first such call.
-        max_error: The largest error of the results that is allowed, relative to the largest element
-            of the results in float64.
+        max_error: The largest error of results and gradients that is allowed, relative to the
+            largest element of each in float64.
+        peak_memory: The most memory that a call takes for activations and workspaces, in training
+            also for gradients: bytes, or a text such as ``4GiB``. It is measured on a GPU, for each
+            way to run; a way above it does not run.
         time_budget_s: Seconds of tuning for a problem; 0 is no limit.
         knob_search: Also search the knobs of the best engines.
         jobs: How many processes tune; see `tuning.tune`.
@@ -99,41 +105,49 @@ def optimize(
         TypeError: ``model`` is no module, TorchScript compiled a part of it, or ``inputs`` are
             neither a tensor nor a tuple.
         ValueError: A module has hooks, the model changes its inputs, a lazy layer is not
-            initialised, there is no tensor among the inputs, all errors are larger than
-            ``max_error`` or cannot be measured, or an argument is none of its values.
+            initialised, there is no tensor among the inputs, no output has a gradient in training,
+            all errors are above ``max_error`` or not known, all peaks are above ``peak_memory`` or
+            the model is on the CPU, or an argument is none of its values.
         RuntimeError: As `tuning.tune`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
-        >>> fast = optimize(model, torch.randn(2, 3, 8, 8))
-        >>> fast.report.rewrites.activated
+        >>> optimize(model, torch.randn(2, 3, 8, 8)).report.rewrites.activated
         ['0']
     """
-    text = _check(layout, cuda_graph, torch_compile, on_new_shape, max_error, policy)
-    given = _as_arguments(inputs)
-    compiles = any(t.is_cuda for t in tensors_in(given)) if torch_compile is None else torch_compile
-    plain = plain_copy("optimize", model)
+    options = Options(
+        train, loss, policy, layout, cuda_graph, torch_compile, on_new_shape, max_error, peak_memory
+    )
+    args = example_of(inputs, train)
+    search = Search(args, time_budget_s, knob_search, jobs, progress, train)
+    return (_for_training if train else _for_inference)(model, options, search)
+
+
+def _for_training(model: Module, options: Options, search: Search) -> TrainingModel:
+    model = model_without_hooks("optimize", model, has_hooks)
+    recipes = options.recipes(search.args, digest_of(model))
+    return optimize_training(model, search, recipes, options)
+
+
+def _for_inference(model: Module, options: Options, search: Search) -> InferenceModel:
+    plain, args = plain_copy("optimize", model), search.args
+    most = options.most_bytes(device_of("optimize", plain, args))
     with same_random_numbers(), ExitStack() as stack:
         stack.enter_context(preserve_model_state(plain))
-        args = map_tensors(lambda t: t.detach().clone(), given)
-        recipe = Recipe(
-            text, "keep", on_new_shape, cuda_graph, compiles, form_of(args), digest_of(plain),
-            autocast_now(),
-        )  # fmt: skip
-        layouts = ("contiguous", "channels_last") if layout == "search" else (layout,)
-        found = _networks(plain, [replace(recipe, layout=one) for one in layouts], args)
-        search = _Search(args, time_budget_s, knob_search, jobs, progress)
+        found = _networks(plain, options.recipes(args, digest_of(plain)), args)
         for one in found:
             stack.enter_context(preserve_model_state(one))
-            search.tune(one, search.problems(one, one._untuned))
+            search.tune(one, search.count(one, one._untuned))
             one._recipe.shapes = [sizes_of(args)]
         fast = found[0] if len(found) == 1 else faster_of(found, args)
-        _finish(fast, search, max_error)
+        _finish(fast, search, options.max_error, most)
     fast._forget_graphs()
     return fast
 
 
-def _finish(fast: OptimizedModel, search: _Search, max_error: float | None) -> None:
+def _finish(
+    fast: InferenceModel, search: Search, max_error: float | None, most: int | None
+) -> None:
     """Let the fastest way run.
 
     Raises:
@@ -147,11 +161,11 @@ def _finish(fast: OptimizedModel, search: _Search, max_error: float | None) -> N
         _mix(fast, search)
     elif not fast._recipe.torch_compile and not any(t.is_cuda for t in tensors_in(search.args)):
         fast.report.torch_compile = "the inputs are not on a GPU"
-    choose_way(fast, search.args, right_ways(fast, search.args, max_error))
-    fast.report.problems = _rows(fast, search)
+    choose_way(fast, search.args, right_ways(fast, search.args, max_error), most)
+    fast.report.problems = search.rows(fast)
 
 
-def _networks(plain: Module, recipes: list[Recipe], args: tuple[Any, ...]) -> list[OptimizedModel]:
+def _networks(plain: Module, recipes: list[Recipe], args: tuple[Any, ...]) -> list[InferenceModel]:
     """The networks of recipes, but those whose code does not run in the recipe's layout.
 
     Raises:
@@ -159,7 +173,7 @@ def _networks(plain: Module, recipes: list[Recipe], args: tuple[Any, ...]) -> li
     """
     with preserve_model_state(plain):
         state = changed_by_run(plain, args)
-    found: list[OptimizedModel] = []
+    found: list[InferenceModel] = []
     for recipe in recipes:
         try:
             fast = make_network(plain, recipe, facts_of_run(), args, state)
@@ -197,126 +211,44 @@ def load_optimized(path: str | os.PathLike[str], model: Module) -> OptimizedMode
         ['0']
     """
     file = read_recipe(path)
-    plain = plain_copy("load_optimized", model)
-    recipe, fast = file.recipe, None
-    if recipe.layers == digest_of(plain):
-        facts = facts_of(file.rewrites)
-        fast = make_network(plain, recipe, facts, (), recipe.untraced)
-    if fast is None or fast.report.rewrites != file.rewrites:
+    load = _load_training if file.recipe.train else _load_inference
+    fast = load(file, model)
+    if fast is None:
         raise ValueError(
             f"load_optimized: {os.fspath(path)} was made of another network than this "
-            f"{type(plain).__name__}: of {file.network}, or of other layers"
+            f"{type(model).__name__}: of {file.network}, or of other layers"
         )
+    return fast
+
+
+def _load_training(file: RecipeFile, model: Module) -> TrainingModel | None:
+    model = model_without_hooks("load_optimized", model, has_hooks)
+    if file.recipe.layers != digest_of(model):
+        return None
+    take_rows(file.rankings)
+    report = new_training_report(model, file.recipe)
+    report.way = file.way
+    return TrainingModel(model, file.recipe, report)
+
+
+def _load_inference(file: RecipeFile, model: Module) -> InferenceModel | None:
+    plain = plain_copy("load_optimized", model)
+    recipe = file.recipe
+    if recipe.layers != digest_of(plain):
+        return None
+    facts = facts_of(file.rewrites)
+    fast = make_network(plain, recipe, facts, (), recipe.untraced)
+    if fast.report.rewrites != file.rewrites:
+        return None
     take_rows(file.rankings)
     if not fast.report.torch_compile:
         fast._compiled[Way.mixed].module = make_mixed_network(fast, facts)
-    fast.report.way = file.way
+    fast.report.way, fast.report.left = file.way, recipe.left
     fast.report.cuda_graph = known_reason_against_graphs(fast)
     return fast
 
 
-def _check(
-    layout: object,
-    cuda_graph: object,
-    torch_compile: object,
-    on_new_shape: object,
-    max_error: object,
-    policy: PolicyLike,
-) -> str:
-    for name, value, wanted in (
-        ("layout", layout, (*LAYOUTS, "search")),
-        ("on_new_shape", on_new_shape, NEW_SHAPES),
-    ):
-        if value not in wanted:
-            raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(wanted)}")
-    if not isinstance(cuda_graph, bool):
-        raise ValueError(f"cuda_graph: got {cuda_graph!r}, wanted True or False")
-    if torch_compile is not None and not isinstance(torch_compile, bool):
-        raise ValueError(f"torch_compile: got {torch_compile!r}, wanted True, False or None")
-    is_number = isinstance(max_error, int | float) and not isinstance(max_error, bool)
-    if max_error is not None and not (is_number and max_error > 0):  # type: ignore[operator]
-        raise ValueError(f"max_error: got {max_error!r}, wanted a positive number")
-    text = text_for_all(policy)
-    check_constraints_alone(text)
-    return text
-
-
-def _as_arguments(inputs: object) -> tuple[Any, ...]:
-    args = tuple(inputs) if isinstance(inputs, tuple) else (inputs,)
-    if not isinstance(inputs, Tensor | tuple):
-        raise TypeError(
-            f"optimize: argument inputs: got {type(inputs).__name__}, wanted a tensor or a tuple "
-            "of positional arguments"
-        )
-    if not tensors_in(args):
-        raise ValueError("optimize: argument inputs: got no tensor, wanted at least one")
-    return args
-
-
-@dataclass(frozen=True)
-class _Search:
-    """How problems are tuned, for the example's arguments."""
-
-    args: tuple[Any, ...]
-    time_budget_s: float
-    knob_search: bool
-    jobs: int
-    progress: Progress | None
-    not_kept: dict[str, Measurement] = field(default_factory=dict)
-
-    def options(self, fast: OptimizedModel) -> tuple[str, str, float]:
-        """The device, the constraints and the time budget."""
-        place = device_of("optimize", fast, self.args)
-        return place, fast._recipe.policy, self.time_budget_s
-
-    def problems(self, fast: OptimizedModel, network: Module) -> dict[str, int]:
-        """The problems that a network of its layers meets, with the number of calls of each."""
-        recipe = fast._recipe
-        inputs = map_tensors(recipe.in_layout, self.args)
-        return problems_met(network, inputs, train=False, policy=recipe.policy)
-
-    def tune(self, fast: OptimizedModel, problems: Iterable[str]) -> None:
-        """Tune those problems that are not tuned, and make them the recipe's."""
-        place, policy, budget = options = self.options(fast)
-        best = tune(
-            [p for p in problems if _C.tuned(p, *options) is None],
-            device=place,
-            policy=policy,
-            time_budget_s=budget,
-            knob_search=self.knob_search,
-            jobs=self.jobs,
-            progress=self.progress,
-        )
-        self.not_kept.update(best)  # some rankings are too noisy to be kept
-        recipe = fast._recipe
-        recipe.problems = [*dict.fromkeys((*recipe.problems, *problems))]
-
-
-def _rows(fast: OptimizedModel, search: _Search) -> list[ProblemRow]:
-    """What was found for each problem."""
-    calls, rows = search.problems(fast, fast._untuned), []
-    for problem in fast._recipe.problems:
-        ranking = _C.tuned(problem, *search.options(fast))
-        if ranking is None and problem in search.not_kept:
-            ranking = [search.not_kept[problem]]
-        times = [
-            (row["workspace_bytes"] or 0, row["median_ms"], row["algorithm"])
-            for row in ranking or []
-            if row["median_ms"] is not None
-        ]
-        if times:
-            plain = next((ms for _, ms, algorithm in times if algorithm == PYTORCHS), None)
-            best, count = times[0], calls.get(problem, 0)
-            rows.append(ProblemRow(problem, best[2], best[1], plain, count, _by_workspace(times)))
-    return rows
-
-
-def _by_workspace(times: list[tuple[int, float, str]]) -> dict[int, float]:
-    """For each workspace, the time of the first in the ranking that needs no more."""
-    return {size: next(ms for at, ms, _ in times if at <= size) for size, _, _ in sorted(times)}
-
-
-def _mix(fast: OptimizedModel, search: _Search) -> None:
+def _mix(fast: InferenceModel, search: Search) -> None:
     """Make the network that is compiled: our layers where tuning found something faster."""
     recipe, compiled = fast._recipe, fast._compiled[Way.mixed]
     options = search.options(fast)
@@ -331,7 +263,7 @@ def _mix(fast: OptimizedModel, search: _Search) -> None:
     recipe.separate = [name for name in (*done.activated, *done.residual) if name not in fused]
     network = make_mixed_network(fast, facts_of_run())
     met = search.problems(fast, network)
-    search.tune(fast, [p for p in met if _C.problem_info(p)["family"] in FAMILIES])
+    search.tune(fast, [p for p in met if family_of(_C.problem_info(p)).gains_over_compiler])
     found = choices(network)
     ours = {choice.layer for choice in found if choice.algorithm != PYTORCHS}
     fast.report.left = recipe.left = [*dict.fromkeys(c.layer for c in found if c.layer not in ours)]

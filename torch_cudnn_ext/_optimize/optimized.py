@@ -1,8 +1,9 @@
-"""The module that `optimize` makes."""
+"""The modules that `optimize` makes."""
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from functools import partial
 from typing import Any, Self
 
@@ -25,18 +26,18 @@ from torch_cudnn_ext._workload.pytree import map_tensors
 
 
 class OptimizedModel(Module):
-    """A network for inference, made by `optimize`.
+    """A network made by `optimize`. It takes the model's arguments and gives its results.
 
-    It takes the model's arguments and gives results of the model's types. It computes without
-    gradients, with the weights that the model had.
+    **For inference** it computes without gradients, with the weights that the model had. A CUDA
+    graph serves one kind of inputs: their shapes, strides and dtypes, and the values of numbers and
+    texts. The 8 graphs that were used last are kept. The tensors of the results are the caller's
+    own. Calls of another form than the example's run PyTorch's layers: keyword arguments, other
+    numbers of dimensions, dtypes or arguments, or another state of autocast. So do all calls after
+    a move to another dtype or device.
 
-    A CUDA graph serves one kind of inputs: their shapes, strides and dtypes, and the values of
-    numbers and texts. The 8 graphs that were used last are kept. The tensors of the results are the
-    caller's own.
-
-    Calls of another form than the example's run PyTorch's layers: keyword arguments, other numbers
-    of dimensions, dtypes or arguments, or another state of autocast. So do all calls after a move
-    to another dtype or device.
+    **For training** its parameters, buffers and modules are the model's: to train it is to train
+    the model, and its state dict is the model's. The model itself stays as it is. Evaluation, and
+    calls while a module of the model has hooks or was exchanged, run the model's own code.
 
     Attributes:
         report: What was done, and how fast it is.
@@ -46,6 +47,39 @@ class OptimizedModel(Module):
         >>> fast(torch.randn(2, 3, 8, 8)).shape
         torch.Size([2, 8, 6, 6])
     """
+
+    _recipe: Recipe
+    report: OptimizationReport
+
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the model computes for these arguments."""
+        return self.run(self.report.way, *args, **kwargs)
+
+    @abstractmethod
+    def run(self, way: Way, /, *args: Any, **kwargs: Any) -> Any:
+        """The same, in one of the ways."""
+
+    def pareto(self) -> list[tuple[int, float]]:
+        """The least time for each bound of the workspace; see `OptimizationReport.pareto`."""
+        return self.report.pareto()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a recipe for `load_optimized`: what was done and measured, without weights.
+
+        Raises:
+            TypeError: ``path`` is no path.
+            OSError: The file cannot be written.
+        """
+        report = self.report
+        self._recipe.write(path, report.network, report.way, report.rewrites)
+
+    def extra_repr(self) -> str:
+        """The way that runs."""
+        return self.report.way.value
+
+
+class InferenceModel(OptimizedModel):
+    """A network for inference."""
 
     def __init__(
         self,
@@ -66,12 +100,8 @@ class OptimizedModel(Module):
         self.report = report
         self.training = False
 
-    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the model computes for these arguments."""
-        return self.run(self.report.way, *args, **kwargs)
-
     def run(self, way: Way, /, *args: Any, **kwargs: Any) -> Any:
-        """The same, in one of the ways."""
+        """Compute it in one of the ways."""
         with torch.no_grad():
             try:
                 return self._run(way, args, kwargs)
@@ -93,6 +123,11 @@ class OptimizedModel(Module):
                     graphs.clear()
                 warn(f"optimize: calls run without a CUDA graph: {error}")
         return self._compute(way, *args, **kwargs)
+
+    def forget_graph(self, way: Way) -> None:
+        """Free the memory of the graphs of a way."""
+        if way.in_graph:
+            self._graphs[way].clear()
 
     def _forget_graphs(self) -> None:
         """Free the memory of the graphs of ways that do not run."""
@@ -137,7 +172,7 @@ class OptimizedModel(Module):
         if mode:
             raise RuntimeError(
                 "OptimizedModel.train: the network was optimized for inference; train the model "
-                "that it was made of"
+                "that it was made of, or what optimize makes with train=True"
             )
         return self
 
@@ -152,21 +187,3 @@ class OptimizedModel(Module):
     def _places(self) -> list[tuple[Any, ...]]:
         tensors = (*self._plain.parameters(), *self._plain.buffers())
         return [(t.dtype, t.device) for t in tensors]
-
-    def pareto(self) -> list[tuple[int, float]]:
-        """The least time for each bound of the workspace; see `OptimizationReport.pareto`."""
-        return self.report.pareto()
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a recipe for `load_optimized`: what was done and measured, without weights.
-
-        Raises:
-            TypeError: ``path`` is no path.
-            OSError: The file cannot be written.
-        """
-        report = self.report
-        self._recipe.write(path, report.network, report.way, report.rewrites)
-
-    def extra_repr(self) -> str:
-        """The way that runs."""
-        return self.report.way.value

@@ -79,6 +79,7 @@ class Recipe:
         problems: The problems that were tuned.
         separate: Layers that take in nothing where the network is compiled.
         left: Layers that are PyTorch's where the network is compiled.
+        train: Whether the network is for training.
     """
 
     policy: str
@@ -94,6 +95,7 @@ class Recipe:
     problems: list[str] = field(default_factory=list)
     separate: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    train: bool = False
 
     def in_layout(self, tensor: Tensor) -> Tensor:
         """A tensor of images or filters in the layout, and any other as it is."""
@@ -123,6 +125,7 @@ class Recipe:
             f"autocast = {toml_string(self.autocast)}",
             f"untraced = {toml_string(self.untraced)}",
             f"way = {toml_string(way.name)}",
+            *(["train = true"] if self.train else []),
             *_list_lines("shapes", self.shapes),
             *_list_lines("problems", self.problems),
             *_list_lines("separate", self.separate),
@@ -165,6 +168,7 @@ def read_recipe(path: str | os.PathLike[str]) -> RecipeFile:
 
 
 def _parsed(table: dict[str, Any]) -> RecipeFile:
+    table.setdefault("train", False)
     _check_keys(table, ("format", "network", "way", "rankings", "rewrites", *_RECIPE), "a recipe")
     if table["format"] != _FORMAT:
         raise ValueError(f"format is {table['format']!r}, wanted {_FORMAT}")
@@ -212,6 +216,7 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("on_new_shape", NEW_SHAPES.__contains__, f"one of {', '.join(NEW_SHAPES)}"),
     ("cuda_graph", _is_flag, "true or false"),
     ("torch_compile", _is_flag, "true or false"),
+    ("train", _is_flag, "true or false"),
     ("way", [w.name for w in Way].__contains__, f"one of {', '.join(w.name for w in Way)}"),
     ("shapes", _is_texts, "a list of texts"),
     ("problems", _is_texts, "a list of texts"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from torch_cudnn_ext._optimize.recipe import Way
 from torch_cudnn_ext._optimize.report_page import report_page
 from torch_cudnn_ext._optimize.rewriting import Rewrites
+from torch_cudnn_ext.analysis.picture_file import check_picture, write_picture
+from torch_cudnn_ext.analysis.pictures import time_within
+from torch_cudnn_ext.analysis.tables import bytes_text
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,10 @@ class OptimizationReport:
         errors: For each way but those in CUDA graphs, the largest error of the results, relative to
             the largest element of the results in float64. Empty if the network does not run in
             float64.
+        peak_bytes: For each way, the most memory that a call has taken, if `optimize` was given
+            ``peak_memory``.
         note: Why PyTorch's layers run, if they do, and which results were too far off.
+        train: Whether the network is for training; a call is then a step, forward and backward.
     """
 
     network: str
@@ -68,7 +75,13 @@ class OptimizationReport:
     ratio: float = 1.0
     interval: tuple[float, float] = (1.0, 1.0)
     errors: dict[Way, float] = field(default_factory=dict)
+    peak_bytes: dict[Way, int] = field(default_factory=dict)
     note: str = ""
+    train: bool = False
+
+    def add_note(self, text: str) -> None:
+        """Add to ``note``."""
+        self.note = "; ".join(filter(None, (self.note, text)))
 
     def sentence(self) -> str:
         """How much faster the network is, with the 95 % interval, or why it is not."""
@@ -76,6 +89,11 @@ class OptimizationReport:
             return f"{self.network}: {self.note or 'not timed'}"
         low, high = self.interval
         plain = min(ms for way, ms in self.times_ms.items() if way.is_pytorchs)
+        if high < 1:
+            return (
+                f"{self.network}: {1 / self.ratio:.2f} times as long as with PyTorch's layers, "
+                f"{plain:.4g} -> {self.times_ms[self.way]:.4g} ms: {self.note}"
+            )
         if low <= 1:
             return f"{self.network}: as fast as with PyTorch's layers, {plain:.4g} ms"
         return (
@@ -101,9 +119,11 @@ class OptimizationReport:
     def facts(self) -> dict[str, str]:
         """What was done, by heading; without what does not apply."""
         done = self.rewrites
+        peaks = [f"{bytes_text(peak)} ({way.value})" for way, peak in self.peak_bytes.items()]
         errors = [f"{error:.2g} ({way.value})" for way, error in self.errors.items()]
         facts = {
             "runs": self.way.value,
+            "timed": "a training step, forward and backward" if self.train else "",
             "layout": self.layout,
             "layers removed": str(len(done.removed) or ""),
             "batch norms folded": str(len(done.folded) or ""),
@@ -114,6 +134,7 @@ class OptimizationReport:
             "not compiled": self.torch_compile,
             "PyTorch's where compiled": ", ".join(self.left),
             "note": self.note if not self.way.is_pytorchs else "",
+            "peak memory": ", ".join(peaks),
             "largest errors": ", ".join(errors),
         }
         return {heading: fact for heading, fact in facts.items() if fact}
@@ -137,6 +158,26 @@ class OptimizationReport:
         if hidden := len(self.problems) - len(shown):
             lines.append(f"  {hidden} more, with less to gain (--all-layers shows them)")
         return "\n".join(lines)
+
+    def write_pareto(self, path: str | os.PathLike[str]) -> None:
+        """Draw the least time for each bound of the workspace.
+
+        Args:
+            path: The file: ``.svg``, or ``.png`` if cairosvg is installed.
+
+        Raises:
+            TypeError: ``path`` is no path.
+            ValueError: Its name ends otherwise, cairosvg is not installed, or `pareto` is empty.
+            OSError: The file cannot be written.
+
+        Example:
+            >>> fast = optimize(torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 8, 8))
+            >>> fast.report.write_pareto("pareto.svg")
+        """
+        check_picture(path)
+        if not (points := self.pareto()):
+            raise ValueError("pareto: got no times of problems, wanted a network that was tuned")
+        write_picture(path, time_within(points, f"{self.network}: the least time of a call"))
 
     def pareto(self) -> list[tuple[int, float]]:
         """The least time for each bound of the workspace, as the problems were timed.

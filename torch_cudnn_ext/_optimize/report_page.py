@@ -11,7 +11,7 @@ from torch_cudnn_ext.analysis.page import (
     facts_table,
     sorted_table,
 )
-from torch_cudnn_ext.analysis.pictures import Bar, bars
+from torch_cudnn_ext.analysis.pictures import Bar, bars, figure, time_within
 from torch_cudnn_ext.analysis.profile_page import versions
 from torch_cudnn_ext.analysis.tables import ALGORITHM, Column, Table, milliseconds
 
@@ -27,6 +27,8 @@ _COLUMNS = (
     Column("speed-up", right=True),
 )
 
+_WITHIN = "ms a call for all problems, by the bound of the workspace"
+
 
 def report_page(report: OptimizationReport, replay: str) -> Page:
     """A report of `optimize` as a page; ``replay`` is the command or code that does it again."""
@@ -34,9 +36,11 @@ def report_page(report: OptimizationReport, replay: str) -> Page:
         Bar(way.value, None, ms, "now" if way.is_pytorchs else "best", milliseconds(ms))
         for way, ms in report.times_ms.items()
     ]
+    points = report.pareto() if len(report.pareto()) > 1 else []
     problems = Table("", _COLUMNS, [_cells(row) for row in report.problems])
     sections = [
         Section("Ways to run", bars(ways, "ms a call; grey: PyTorch's layers")),
+        Section("Time within a workspace", figure(time_within(points, _WITHIN), _WITHIN)),
         Section("What was done", facts_table(report.facts())),
         Section("Problems", sorted_table(problems) if report.problems else ""),
         environment(versions(), "To do this again:", replay),

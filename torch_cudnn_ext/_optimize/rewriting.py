@@ -24,11 +24,12 @@ _FORWARD = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _FUSABLE = (*_FORWARD, torch.nn.Linear)  # take in an activation; convolutions also a sum
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
 _NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
-_NOTHING = (
-    torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d,
-    torch.nn.Dropout3d, torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout,
+DROPOUTS = (
+    torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d,
+    torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout,
 )  # fmt: skip
-_DROPOUTS = (
+_NOTHING = (torch.nn.Identity, *DROPOUTS)
+_DROPOUT_FUNCTIONS = (
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
 )  # fmt: skip
 # Modules, functions and methods of the activations that a convolution takes in.
@@ -205,7 +206,7 @@ def _module(graph: fx.GraphModule, node: Any) -> Module | None:
 def _remove(work: _Work, node: fx.Node) -> None:
     """Removes a layer that returns its input."""
     module = _module(work.graph, node)
-    is_off = node.op == "call_function" and node.target in _DROPOUTS and _is_off(node)
+    is_off = node.op == "call_function" and node.target in _DROPOUT_FUNCTIONS and _is_off(node)
     does_nothing = type(module) in _NOTHING and module is not None and not module.training
     if not (is_off or does_nothing) or not node.args or not isinstance(node.args[0], fx.Node):
         return

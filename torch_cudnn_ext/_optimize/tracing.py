@@ -197,15 +197,20 @@ def same_random_numbers() -> Iterator[None]:
 _State = dict[tuple[str, str], tuple[Any, list[Any], list[int | None]]]
 
 
-def state_of(model: Module) -> _State:
-    """The attributes, parameters and buffers of a model, to be compared later."""
+def state_of(model: Module, with_tensors: bool = True) -> _State:
+    """The attributes, parameters and buffers of a model, to be compared later.
+
+    Without tensors these are the attributes alone, and to write to a tensor is no change.
+    """
     found: _State = {}
     for name, module in model.named_modules():
         items = dict(vars(module))
         tensors = [items.pop(key) for key in ("_parameters", "_buffers", "_modules")]
-        for key, value in [*items.items(), *(pair for held in tensors for pair in held.items())]:
+        if with_tensors:
+            items |= {key: value for held in tensors for key, value in held.items()}
+        for key, value in items.items():
             if not key.startswith(_CONSTANT):
-                versions = [version_of(t) for t in tensors_in(value)]
+                versions = [version_of(t) for t in tensors_in(value)] if with_tensors else []
                 found[name, key] = value, list(_elements(value)), versions
     return found
 

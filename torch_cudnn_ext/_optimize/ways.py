@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
+
+import torch
+from torch.nn import Module
 
 from torch_cudnn_ext._optimize.forms import UnknownForm, content_of
 from torch_cudnn_ext._optimize.making import names_text
+from torch_cudnn_ext._optimize.memory import peak_bytes, ways_within_peak
 from torch_cudnn_ext._optimize.numerics import (
     is_far_less_accurate,
     largest_error,
     results_in_float64,
 )
-from torch_cudnn_ext._optimize.optimized import OptimizedModel
+from torch_cudnn_ext._optimize.optimized import InferenceModel
 from torch_cudnn_ext._optimize.recipe import Way
 from torch_cudnn_ext._optimize.report import OptimizationReport
 from torch_cudnn_ext._workload.pytree import tensors_in
@@ -26,22 +31,24 @@ ROUNDS = 31
 ROUNDS_S = 5.0
 
 
-def faster_of(found: list[OptimizedModel], args: tuple[Any, ...]) -> OptimizedModel:
+def faster_of(found: list[InferenceModel], args: tuple[Any, ...]) -> InferenceModel:
     """The faster of two networks."""
     times = _samples([(fast, Way.optimized) for fast in found], args)
     return found[0] if sum(times[0]) <= sum(times[1]) else found[1]
 
 
-def _samples(sides: list[tuple[OptimizedModel, Way]], args: tuple[Any, ...]) -> list[list[float]]:
+def _samples(sides: list[tuple[InferenceModel, Way]], args: tuple[Any, ...]) -> list[list[float]]:
     device = device_of("optimize", sides[0][0], args)
-
-    def timer(fast: OptimizedModel, way: Way) -> Callable[[], float]:
-        return timer_of(lambda: fast.run(way, *args), nullcontext, device)
-
-    return samples([timer(fast, way) for fast, way in sides], ROUNDS, ROUNDS_S)
+    return samples_of([partial(fast.run, way, *args) for fast, way in sides], device)
 
 
-def known_reason_against_graphs(fast: OptimizedModel) -> str:
+def samples_of(calls: Sequence[Callable[[], Any]], device: str) -> list[list[float]]:
+    """The times of calls that take turns."""
+    timers = [timer_of(call, nullcontext, device) for call in calls]
+    return samples(timers, ROUNDS, ROUNDS_S)
+
+
+def known_reason_against_graphs(fast: InferenceModel) -> str:
     """Why calls replay no CUDA graphs, as far as that is known without a call."""
     if not fast._recipe.cuda_graph:
         return "cuda_graph=False"
@@ -50,7 +57,7 @@ def known_reason_against_graphs(fast: OptimizedModel) -> str:
     return ""
 
 
-def reason_against_graphs(fast: OptimizedModel, args: tuple[Any, ...]) -> str:
+def reason_against_graphs(fast: InferenceModel, args: tuple[Any, ...]) -> str:
     if reason := known_reason_against_graphs(fast):
         return reason
     if not all(t.is_cuda for t in tensors_in(args)):
@@ -64,36 +71,50 @@ def reason_against_graphs(fast: OptimizedModel, args: tuple[Any, ...]) -> str:
     return fast.report.cuda_graph
 
 
-def choose_way(fast: OptimizedModel, args: tuple[Any, ...], right: list[Way]) -> None:
-    """Times the ways and lets the fastest run of those whose results are right.
+def choose_way(
+    fast: InferenceModel, args: tuple[Any, ...], right: list[Way], peak_memory: int | None
+) -> None:
+    """Times the ways and lets the fastest run of those whose results and peaks are right.
 
     PyTorch's are timed in any case, to compare with.
+
+    Raises:
+        ValueError: No peak is within the bound.
     """
-    report = fast.report
-    may_run = [w for w in Way if not (w.in_graph and report.cuda_graph)]
+    may_run = [w for w in Way if not (w.in_graph and fast.report.cuda_graph)]
     ways = [w for w in may_run if w.without_graph in (Way.plain, *right)]
-    times = dict(zip(ways, _samples([(fast, w) for w in ways], args), strict=True))
-    report.times_ms = {w: statistics.median(times[w]) for w in ways}
-    plain = [w for w in ways if w.is_pytorchs]
-    right_ones = [w for w in ways if w.without_graph in right]
-    ours = [w for w in right_ones if not w.is_pytorchs]
+    allowed = [w for w in ways if w.without_graph in right]
+    if peak_memory is not None:
+        place = device_of("optimize", fast, args)
+        peaks = {
+            way: peak_bytes(partial(fast.run, way, *args), partial(fast.forget_graph, way), place)
+            for way in allowed
+        }
+        allowed = ways_within_peak(fast.report, peaks, peak_memory)
+    times = _samples([(fast, w) for w in ways], args)
+    settle_way(fast.report, dict(zip(ways, times, strict=True)), allowed)
+
+
+def settle_way(
+    report: OptimizationReport, times: dict[Way, list[float]], allowed: list[Way]
+) -> None:
+    """Lets the fastest way run of those that are allowed, and says how fast it is."""
+    report.times_ms = {way: statistics.median(times[way]) for way in times}
+    plain = [w for w in times if w.is_pytorchs]
+    ours = [w for w in allowed if not w.is_pytorchs]
     if ours:
         best = min(ours, key=report.times_ms.__getitem__)
         result = compare_samples([times[best], *(times[w] for w in plain)])
-        if result.ratio >= 1 or len(ours) == len(right_ones):
+        if result.ratio >= 1 or len(ours) == len(allowed):
             report.way = best
             report.ratio, report.interval = result.ratio, (result.low, result.high)
             return
         longer = 1 / result.ratio
-        _add_note(report, f"PyTorch's layers run, since ours took {longer:.3f} times as long")
-    report.way = min((w for w in right_ones if w.is_pytorchs), key=report.times_ms.__getitem__)
+        report.add_note(f"PyTorch's layers run, since ours took {longer:.3f} times as long")
+    report.way = min((w for w in allowed if w.is_pytorchs), key=report.times_ms.__getitem__)
 
 
-def _add_note(report: OptimizationReport, text: str) -> None:
-    report.note = "; ".join(filter(None, (report.note, text)))
-
-
-def right_ways(fast: OptimizedModel, args: tuple[Any, ...], max_error: float | None) -> list[Way]:
+def right_ways(fast: InferenceModel, args: tuple[Any, ...], max_error: float | None) -> list[Way]:
     """Measures the errors of the results; the ways, without CUDA graphs, that may run.
 
     Raises:
@@ -101,9 +122,7 @@ def right_ways(fast: OptimizedModel, args: tuple[Any, ...], max_error: float | N
     """
     report = fast.report
     of_plain = fast.run(Way.plain, *args)
-    wide = results_in_float64(fast._plain, args, of_plain)
-    if wide is None and max_error is not None:
-        raise ValueError("max_error: the network does not run in float64, wanted no max_error")
+    wide = results_in_float64(fast._plain, args, of_plain, _results)
     wanted = tensors_in(of_plain) if wide is None else wide
     errors: dict[Way, float] = {}
     for way in Way:
@@ -113,7 +132,36 @@ def right_ways(fast: OptimizedModel, args: tuple[Any, ...], max_error: float | N
         errors[kind] = max(errors.get(kind, 0.0), largest_error(result, of_plain, wanted))
     if report.torch_compile:  # found out by a call
         errors = {way: error for way, error in errors.items() if not way.is_compiled}
-    report.errors = errors if wide is not None else {}
+    return ways_within(report, errors, wide is not None, of_plain, max_error)
+
+
+def _results(model: Module, args: tuple[Any, ...]) -> Any:
+    with torch.no_grad():
+        return model(*args)
+
+
+def ways_within(
+    report: OptimizationReport,
+    errors: dict[Way, float],
+    is_in_float64: bool,
+    of_plain: Any,
+    max_error: float | None,
+) -> list[Way]:
+    """The ways whose errors are neither above the bound nor far above that of PyTorch's layers.
+
+    Args:
+        report: Gets the errors, and why a way is not used.
+        errors: The errors of ways.
+        is_in_float64: Whether they are against float64, and not against PyTorch's layers.
+        of_plain: The results of PyTorch's layers.
+        max_error: As for `optimize`.
+
+    Raises:
+        ValueError: As `optimize`.
+    """
+    if max_error is not None and not is_in_float64:
+        raise ValueError("max_error: the network does not run in float64, wanted no max_error")
+    report.errors = errors if is_in_float64 else {}
     right, plain_error = [], errors[Way.plain]
     for way, error in errors.items():
         if way is not Way.plain and is_far_less_accurate(error, plain_error, of_plain):
@@ -123,7 +171,7 @@ def right_ways(fast: OptimizedModel, args: tuple[Any, ...], max_error: float | N
         else:
             right.append(way)
             continue
-        _add_note(report, f"not used: {way.value}, since its error was {error:.2g}, and {reason}")
+        report.add_note(f"not used: {way.value}, since its error was {error:.2g}, and {reason}")
     if not right:
         raise ValueError(
             f"max_error: the least error of the results is {min(errors.values()):.2g}, wanted at "

@@ -257,11 +257,19 @@ def own_tensors(model: nn.Module) -> list[Tensor]:
 def copied(module: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
     """A deep copy whose modules train or not as before, which some classes do not copy.
 
+    Without shared objects, the weights of a recurrent network on a GPU lie next to each other, as
+    they did: PyTorch's kernels need that, and otherwise copy them in each call. What a former call
+    left in attributes has no graph in the copy.
+
     Args:
         module: What is copied.
         shared: Objects that the copy holds as they are, by their ``id``.
     """
-    made = copy.deepcopy(module, shared or {})
+    without_graph = {id(t): t.detach().clone() for t in own_tensors(module) if not t.is_leaf}
+    made = copy.deepcopy(module, shared or without_graph)
     for name, one in module.named_modules():
         made.get_submodule(name).training = one.training
+    for one in made.modules() if not shared else ():
+        if isinstance(one, nn.RNNBase):
+            one.flatten_parameters()
     return made

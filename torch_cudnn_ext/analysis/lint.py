@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, plural
+from torch_cudnn_ext.ops.family import family_of
 
 if TYPE_CHECKING:
+    from torch_cudnn_ext._C import ProblemInfo
     from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 
 _LEAST_GAIN = 0.02  # of a problem's time; less is not told
@@ -58,10 +60,11 @@ class _Found:
 # Rules that a problem line alone tells, for a GPU.
 
 
-def _half_in_nchw(info: dict[str, Any], tf32: bool | None) -> Iterator[_Found]:
-    x = info["slots"].get("x")
-    if info["family"] != "conv" or info["dtype"] not in _HALF or x is None:
+def _half_in_nchw(info: ProblemInfo, tf32: bool | None) -> Iterator[_Found]:
+    family = family_of(info)
+    if not family.tensor_cores or "x" not in family.images(info) or info["dtype"] not in _HALF:
         return
+    x = info["slots"]["x"]
     pixels = math.prod(x["sizes"][2:])
     if x["sizes"][1] > 1 and pixels > 1 and x["strides"][1] != 1:
         yield _Found(
@@ -71,12 +74,12 @@ def _half_in_nchw(info: dict[str, Any], tf32: bool | None) -> Iterator[_Found]:
         )
 
 
-def _odd_channels(info: dict[str, Any], tf32: bool | None) -> Iterator[_Found]:
-    if info["family"] != "conv" or info["dtype"] not in _HALF:
+def _odd_channels(info: ProblemInfo, tf32: bool | None) -> Iterator[_Found]:
+    if info["dtype"] not in _HALF:
         return
-    # Outputs, and inputs of a group. Few, such as those of an image, are padded by cuDNN.
-    counts = info["slots"]["w"]["sizes"][:2]
-    for count in sorted({c for c in counts if c > _MULTIPLE and c % _MULTIPLE}):
+    # Few channels, such as those of an image, are padded by cuDNN.
+    counts = {c for c in family_of(info).channels(info) if c > _MULTIPLE and c % _MULTIPLE}
+    for count in sorted(counts):
         wanted = math.ceil(count / _MULTIPLE) * _MULTIPLE
         yield _Found(
             "channels",
@@ -86,8 +89,8 @@ def _odd_channels(info: dict[str, Any], tf32: bool | None) -> Iterator[_Found]:
         )
 
 
-def _tf32_off(info: dict[str, Any], tf32: bool | None) -> Iterator[_Found]:
-    if info["family"] in ("conv", "matmul", "rnn") and info["dtype"] == "f32" and tf32 is False:
+def _tf32_off(info: ProblemInfo, tf32: bool | None) -> Iterator[_Found]:
+    if family_of(info).tensor_cores and info["dtype"] == "f32" and tf32 is False:
         yield _Found(
             "tf32",
             "TF32, which has 10 bits of mantissa, is off: float32 does not run on tensor cores.",
@@ -95,7 +98,7 @@ def _tf32_off(info: dict[str, Any], tf32: bool | None) -> Iterator[_Found]:
         )
 
 
-_STATIC: tuple[Callable[[dict[str, Any], bool | None], Iterator[_Found]], ...] = (
+_STATIC: tuple[Callable[[ProblemInfo, bool | None], Iterator[_Found]], ...] = (
     _half_in_nchw,
     _odd_channels,
     _tf32_off,
@@ -104,7 +107,7 @@ _STATIC: tuple[Callable[[dict[str, Any], bool | None], Iterator[_Found]], ...] =
 
 def static_hints(problem: str, policy: str) -> Iterator[_Found]:
     """What a problem line and a policy tell, for a GPU."""
-    info: Any = _C.problem_info(problem)
+    info = _C.problem_info(problem)
     tf32 = _C.policy_fields(_C.policy_for(problem, policy), info["family"]).get("allow_tf32")
     for rule in _STATIC:
         yield from rule(info, None if tf32 is None else bool(tf32))

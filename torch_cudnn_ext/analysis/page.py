@@ -56,7 +56,7 @@ class Page:
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{title}</title>\n<style>\n{_file('report.css')}</style></head>\n<body>\n"
+            f"<title>{title}</title>\n<style>\n{stylesheet()}</style></head>\n<body>\n"
             f'<header><h1>{title}</h1>\n<p class="lead">{html.escape(self.sentence)}</p></header>\n'
             f"<nav>{links}</nav>\n<main>\n{body}\n</main>\n"
             f"<script>\n{_file('report.js')}</script>\n</body></html>\n"
@@ -74,6 +74,11 @@ class Page:
 @cache
 def _file(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def stylesheet() -> str:
+    """The style of pages and of the pictures in them."""
+    return _file("report.css")
 
 
 def note(text: str) -> str:

@@ -60,7 +60,7 @@ def bars(lines: Sequence[Bar], caption: str) -> str:
         + f'</span><span class="value">{escape(line.text)}</span></div>'
         for line in lines
     ]
-    return _figure("".join(rows), caption)
+    return figure("".join(rows), caption)
 
 
 def legend(kinds: Iterable[tuple[str, str]]) -> str:
@@ -75,7 +75,10 @@ def backend_legend(used: Collection[str], before: str = "") -> str:
     return legend([*kinds, *((name, text) for name, text in BACKENDS.items() if name in used)])
 
 
-def _figure(content: str, caption: str) -> str:
+def figure(content: str, caption: str) -> str:
+    """A picture with its caption; nothing of nothing."""
+    if not content:
+        return ""
     return f"<figure><figcaption>{escape(caption)}</figcaption>{content}</figure>"
 
 
@@ -190,11 +193,9 @@ def scatter(points: Sequence[Point], caption: str) -> str:
     if len(points) < 2:
         return ""
     front = pareto_front(points)
-    places = {p: max(float(p.workspace_bytes), _LEAST_BYTES) for p in points}
-    x = _axis([*places.values(), 2 * _LEAST_BYTES], "workspace", lambda v: bytes_text(round(v)))
+    places = {p: _place(p.workspace_bytes) for p in points}
+    x, ticks = _workspace_axis(places.values())
     y = _axis([p.ms for p in points], "ms", milliseconds)
-    ticks = [_LEAST_BYTES, *(2.0**e for e in range(10, 41, 10) if x.low < 2.0**e < x.high)]
-    x = Axis(x.low, x.high, x.label, lambda v: "0" if v == _LEAST_BYTES else bytes_text(round(v)))
     path = "L".join(f"{_x(x, places[p]):.1f} {_y(y, p.ms):.1f}" for p in front)
     marks = [f'<path class="front" d="M{path}"/>']
     for p in sorted(points, key=lambda p: p in front):
@@ -207,7 +208,42 @@ def scatter(points: Sequence[Point], caption: str) -> str:
         shift = -9 if is_right else 9
         anchor = "end" if is_right else "start"
         marks.append(_text(at + shift, _y(y, p.ms) + 15, p.algorithm, anchor))
-    return _figure(_plot(x, y, marks, caption, ticks), caption)
+    return figure(_plot(x, y, marks, caption, ticks), caption)
+
+
+def _place(workspace_bytes: int) -> float:
+    return max(float(workspace_bytes), _LEAST_BYTES)
+
+
+def _workspace_axis(places: Iterable[float]) -> tuple[Axis, list[float]]:
+    """An axis of workspaces, and its ticks."""
+    x = _axis([*places, 2 * _LEAST_BYTES], "workspace", str)
+    ticks = [_LEAST_BYTES, *(2.0**e for e in range(10, 41, 10) if x.low < 2.0**e < x.high)]
+    return Axis(x.low, x.high, x.label, _workspace_text), ticks
+
+
+def _workspace_text(place: float) -> str:
+    return "0" if place == _LEAST_BYTES else bytes_text(round(place))
+
+
+def time_within(points: Sequence[tuple[int, float]], label: str) -> str:
+    """A plot of the least time within each bound of the workspace, which falls in steps.
+
+    Args:
+        points: Bytes and milliseconds, the smallest bound first.
+        label: What the plot shows.
+    """
+    if not points:
+        return ""
+    x, ticks = _workspace_axis(_place(size) for size, _ in points)
+    y = _axis([ms for _, ms in points], "ms", milliseconds)
+    at = [(_x(x, _place(size)), _y(y, ms)) for size, ms in points]
+    path = f"M{at[0][0]:.1f} {at[0][1]:.1f}"
+    path += "".join(f"H{right:.1f}V{down:.1f}" for right, down in at[1:]) + f"H{WIDTH - RIGHT}"
+    marks = [f'<path class="front" d="{path}"/>']
+    for place, (size, ms) in zip(at, points, strict=True):
+        marks.append(_dot(*place, "graph", f"{bytes_text(size)}: {milliseconds(ms)} ms"))
+    return _plot(x, y, marks, label, ticks)
 
 
 @dataclass(frozen=True)
@@ -262,4 +298,4 @@ def roofline(spots: Sequence[Spot], roofs: Iterable[tuple[float, float]], captio
         if spot.number:
             at = _x(x, spot.intensity), _y(y, spot.flops_per_second)
             marks.append(_text(at[0], at[1] + 4, spot.number, "middle", "number"))
-    return _figure(_plot(x, y, marks, caption), caption)
+    return figure(_plot(x, y, marks, caption), caption)

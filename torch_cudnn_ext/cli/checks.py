@@ -35,7 +35,7 @@ def errors_of(option: str) -> Iterator[None]:
     except (ValueError, TypeError, OSError) as error:
         # The text may begin with a name of its own, which the option replaces.
         text = str(error).removeprefix(f"{option.removeprefix('--')}: ")
-        text = re.sub(r"^(problem|problem text|policy text|device): ", "", text)
+        text = re.sub(r"^(path|problem|problem text|policy text|device): ", "", text)
         raise typer.BadParameter(f"{option}: {text}") from error
 
 

@@ -1,4 +1,4 @@
-"""``optimize``: the fastest version of a network for inference."""
+"""``optimize``: the fastest version of a network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import cast
 import typer
 
 from torch_cudnn_ext._commands.commands import Optimize
-from torch_cudnn_ext._optimize.optimize import Layout, optimize
+from torch_cudnn_ext._optimize.optimize import optimize
+from torch_cudnn_ext._optimize.options import Layout
+from torch_cudnn_ext.analysis.picture_file import check_picture
 from torch_cudnn_ext.analysis.settings import make_settings
 from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, print_tables
 from torch_cudnn_ext.cli import checks, running, workload
@@ -20,6 +22,9 @@ _SHOWN_PROBLEMS = 20
 def optimize_command(context: typer.Context, given: Optimize) -> None:
     """Run ``optimize``."""
     running.check_report(given.report)
+    if given.pareto is not None:
+        with checks.errors_of("--pareto"):
+            check_picture(given.pareto)
     place = checks.place_of(given.device)
     text = running.constrained(running.check_policy(given.constraints.policy), given.constraints)
     with ProgressBar() as bar:
@@ -37,10 +42,12 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
             network,
             tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,),
             policy=text,
+            train=given.train,
             layout=cast("Layout", given.layout),
             cuda_graph=given.cuda_graph,
             torch_compile=given.torch_compile,
             max_error=given.max_error,
+            peak_memory=given.peak_memory,
             time_budget_s=settings.time_budget_s,
             knob_search=settings.knob_search,
             jobs=search.jobs,
@@ -48,9 +55,11 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
         )
     typer.echo(fast.report.text(0 if given.all_layers else _SHOWN_PROBLEMS))
     running.write_report(given.report, lambda: fast.report.to_html(running.replay_of(context)))
-    if given.pareto:
+    if given.save is not None:
+        fast.save(given.save)
+    if given.pareto is not None:
         rows = [[bytes_text(size), milliseconds(ms)] for size, ms in fast.pareto()]
         columns = (Column("workspace", right=True), Column("ms a call", right=True))
         print_tables([Table("The least time within a workspace", columns, rows)])
-    if given.save is not None:
-        fast.save(given.save)
+        with checks.errors_of("--pareto"):
+            fast.report.write_pareto(given.pareto)

@@ -296,6 +296,10 @@ describe(
         "conv",
         forward_fields=("bias", "z", "act"),
         images=_images,
+        tensor_cores=True,
+        # Outputs, and inputs of a group.
+        channels=lambda problem: tuple(problem["slots"]["w"]["sizes"][:2]),
+        gains_over_compiler=True,
         # A gradient counts like its forward. PyTorch 2.11 counts the filter gradient of a grouped
         # convolution once for each group.
         flops={

@@ -58,4 +58,4 @@ def dropout(
     return input.copy_(result) if inplace else result
 
 
-describe(Family("dropout", random=("dropout", "_dropout"), training=("_dropout",)))
+describe(Family("dropout", random=("dropout", "_dropout"), training=("_dropout",), gains=False))

@@ -34,6 +34,12 @@ class Family:
         has_rows: Whether a problem's input is a matrix of rows. A network without images has one
             row per sample, and a network with images has several.
         float32_parameters: Whether parameters stay in float32 if the data have a half type.
+        tensor_cores: Whether its kernels multiply matrices, which GPUs do on tensor cores, of
+            float32 as TF32.
+        channels: The numbers of channels that they multiply, if a layer has such.
+        gains: Whether `optimize` exchanges its layers; PyTorch's kernels of others are as fast.
+        gains_over_compiler: Whether its layers may be faster than Inductor's code, even if they
+            take in no activation.
         steps: The number of steps that a problem takes one after the other.
         replaced: By function of PyTorch, the function of ours that takes the same arguments. The
             functions of ``torch.nn.functional`` with the names of ours are not listed.
@@ -50,6 +56,10 @@ class Family:
     images: Callable[["ProblemInfo"], tuple[str, ...]] = lambda problem: ()
     has_rows: Callable[["ProblemInfo"], bool] = lambda problem: False
     float32_parameters: bool = False
+    tensor_cores: bool = False
+    channels: Callable[["ProblemInfo"], tuple[int, ...]] = lambda problem: ()
+    gains: bool = True
+    gains_over_compiler: bool = False
     steps: Callable[["ProblemInfo"], int] | None = None
     replaced: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     keywords: Mapping[str, str] = field(default_factory=dict)

@@ -173,6 +173,7 @@ _PRODUCTS = (torch.mm, Tensor.mm, torch.bmm, Tensor.bmm, Tensor.__matmul__)
 describe(
     Family(
         "matmul",
+        tensor_cores=True,
         replaced=in_place_of_methods(matmul) | dict.fromkeys(_PRODUCTS, matmul),
         keywords={"mat2": "other"},
         flops={"matmul": _flops},

@@ -265,4 +265,4 @@ def _steps(problem: "ProblemInfo") -> int:
     return steps
 
 
-describe(Family("rnn", steps=_steps, random=("_rnn",), training=("_rnn",)))
+describe(Family("rnn", tensor_cores=True, steps=_steps, random=("_rnn",), training=("_rnn",)))
