@@ -57,7 +57,6 @@ class Decision(TypedDict):
 
 class ExecutedDecision(Decision):
     calls: int
-    rules: list[int]  # those that match the problem, by `add_rule`
 
 class MeasureCounts(TypedDict):
     problems: int
@@ -347,6 +346,9 @@ def set_knobs(
 ) -> None:
     """Process-wide knobs, as one policy text; raises before anything is changed."""
 
+def forget_decisions() -> None:
+    """Make all decisions anew at their next calls."""
+
 def replay_obstacle(policy: str, device: str) -> str:
     """Why calls cannot be repeated as the policy's ``replay`` asks; empty if they can."""
 
@@ -371,6 +373,7 @@ def add_rule(matcher: str, use: str) -> int: ...
 def check_rule(matcher: str, use: str) -> str:
     """The policy, with names of operators. Raises ValueError if `add_rule` would raise it."""
 
+def problems_of_rule(id: int) -> int: ...
 def remove_rule(id: int) -> None: ...
 def enable_overrides(compiled: str = "conv") -> None:
     """Put overrides of PyTorch's operators in its dispatcher; RuntimeError if they are there."""

@@ -23,8 +23,8 @@ Knobs of the first two groups are ``None`` if they are not set:
   default, isolates on a GPU that was not verified with the loaded cuDNN.
 - ``search_budget_s``: for how many seconds calls may search in all, in this process, when they
   tune what they meet. After that the heuristic's algorithm runs what is not tuned yet. The search
-  that uses the last of it is finished. ``None``, the default, is no limit. On a terminal, calls
-  tell what they search once that took two seconds.
+  that uses the last of it is finished. By default, and by ``inf``, there is no limit. On a
+  terminal, calls tell what they search once that took two seconds, unless they isolate it.
 - ``store``: the folder of the tuning store, which keeps what is tuned and gives it to later
   processes. By default it is ``torch_cudnn_ext/tuning`` in the user's cache folder. The empty text
   turns the store off.
@@ -256,14 +256,14 @@ def _checked(name: str, value: object, label: str, falls_back: bool) -> object:
 
 def _checked_seconds(value: object, label: str) -> float:
     """A number of seconds; an environment variable holds it as a text."""
-    wanted = "a number of seconds, at least 0, or None for no limit"
+    wanted = "a number of seconds, at least 0; inf is no limit"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError(f"{label}: got {value!r} ({type(value).__name__}), wanted {wanted}")
     try:
         seconds = float(value)
     except ValueError:
         raise ValueError(f"{label}: got {value!r}, wanted {wanted}") from None
-    if not 0 <= seconds < math.inf:
+    if math.isnan(seconds) or seconds < 0:
         raise ValueError(f"{label}: got {value!r}, wanted {wanted}")
     return seconds
 
@@ -360,6 +360,8 @@ def _install(process: dict[str, Any]) -> None:
     }
     reserved = _reserved_bytes(process.get(_RESERVE, environment.get(_RESERVE, 0)), _RESERVE)
     _C.set_knobs(text, **switches)
+    if any(process.get(name) != _process.get(name) for name in _STORES):
+        _C.forget_decisions()  # another store may have what was not found
     if reserved != _reserved:
         _C.set_workspace_reserve(reserved)
         _reserved[:] = reserved

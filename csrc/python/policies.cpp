@@ -64,7 +64,7 @@ void set_knobs(const std::string& policy, bool verbose, const std::string& isola
   set_process_policy(parse_policy(policy, ConvolutionProblem::kFamily));
   set_verbose(verbose);
   set_isolation(isolation);
-  set_search_budget(search_budget_s);
+  if (set_search_budget(search_budget_s)) next_decision_generation();
 }
 
 bool admits_all_of(const std::string& constraints, const std::string& others,
@@ -95,6 +95,7 @@ void bind_policies(py::module_& m) {
       py::arg("text"), py::arg("device"));
   m.def("set_knobs", set_knobs, py::arg("policy_text"), py::arg("verbose"),
         py::arg("isolate") = "auto", py::arg("search_budget_s") = py::none());
+  m.def("forget_decisions", next_decision_generation);
   m.def(
       "push_flags",
       [](const std::string& policy) {
@@ -119,6 +120,7 @@ void bind_policies(py::module_& m) {
       py::arg("policy_text"));
   m.def("add_rule", add_rule, py::arg("matcher"), py::arg("use"));
   m.def("check_rule", check_rule, py::arg("matcher"), py::arg("use"));
+  m.def("problems_of_rule", problems_of_rule, py::arg("id"));
   m.def("remove_rule", remove_rule, py::arg("id"));
   m.def(
       "resolved_policy",

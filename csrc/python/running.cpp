@@ -143,7 +143,6 @@ py::list executed_decisions() {
   for (const DecisionRecord* record : records_executed()) {
     py::dict d = decision_dict(*record);
     d["calls"] = record->calls.load(std::memory_order_relaxed);
-    d["rules"] = record->rules;
     out.append(d);
   }
   return out;

@@ -40,7 +40,7 @@ def test_what_is_set_is_told() -> None:
     text = str(now)
     for line in (
         "enabled: heuristic;replay=off",
-        "  when('softmax_fwd', use='cpu:online'): 1 call",
+        "  when('softmax_fwd', use='cpu:online'): matched 1 problem",
         "  max_workspace = '64MiB'",
         "  0: fwd=cpu:im2col",
     ):

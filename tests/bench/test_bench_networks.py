@@ -108,16 +108,16 @@ def test_bench_of_networks_keeps_its_choices(
 def test_bench_of_networks_keeps_what_was_tuned_before_ctrl_c(
     monkeypatch: pytest.MonkeyPatch, networks: str, tmp_path: Path
 ) -> None:
-    def stop(problems: list[str], device: str, **_: object) -> None:
-        _C.measure(problems[0], device, time_budget_s=0.1)
+    def stop(tasks: list[Any], *_: object) -> None:
+        _C.measure(tasks[0].problem, tasks[0].device, time_budget_s=0.1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules[tuning.tune.__module__], "tune", stop)
+    monkeypatch.setattr(sys.modules[tuning.tune.__module__], "measure_tasks", stop)
     settings = whole_networks.NetworkSettings(False, "cpu", "", 2, 8, jobs=2)
     table = tmp_path / "table.jsonl"
     with pytest.raises(KeyboardInterrupt):
         whole_networks._compare(False, f"{networks}:conv", "f32", "infer", settings, table)
-    assert table.read_text().startswith('{"problem": "conv_fwd')
+    assert '"problem": "conv_fwd' in table.read_text()
 
 
 def test_bench_of_networks_waits_for_the_gpu_that_it_runs_on(

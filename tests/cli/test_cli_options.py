@@ -36,7 +36,7 @@ def test_a_policy_is_of_the_family_of_all_problems(capsys: Capture, networks: st
         layers = json_of(capsys, *command, "--policy", "cpu:online")["layers"]
         assert {layer["current"] for layer in layers} == {"cpu:online"}
         assert main([*command, "--policy", "cpu:im2col"]) == 2
-        assert "--policy: got 'cpu:im2col' for softmax_fwd, wanted" in capsys.readouterr().err
+        assert "wanted one for softmax_fwd" in capsys.readouterr().err
 
 
 def test_a_policy_holds_for_problems_of_all_families(capsys: Capture, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_policy_and_an_option_that_contradict(policy: str, option: str, capsys
         (["profile", PROBLEM, "--max-workspace", "1;deterministic"], "--max-workspace: got '1;d"),
         (["list", PROBLEM, "--max-workspace", "1;deterministic"], "--max-workspace: got '1;d"),
         (["profile", PROBLEM, "--policy", "guess_once"], "--policy: conv_bwd_data is guess_once"),
-        (["profile", PROBLEM, "--policy", "cpu:online"], "--policy: got 'cpu:online' for conv_fwd"),
+        (["profile", PROBLEM, "--policy", "cpu:online"], "wanted one for conv_fwd"),
         (
             ["explain", "--model", "x", "--policy", "cpu:x"],
             "--policy: got 'cpu:x' for conv_fwd, wa",

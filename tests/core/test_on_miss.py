@@ -221,6 +221,12 @@ def test_a_spent_budget_runs_the_heuristics_choice(spent: None, x: Tensor, w: Te
     assert convolve(x, w, TUNE) == "fake:b"
 
 
+def test_a_larger_budget_holds_for_what_was_decided(spent: None, x: Tensor, w: Tensor) -> None:
+    assert convolve(x, w, TUNE) == "fake:a"
+    knobs.search_budget_s = float("inf")
+    assert convolve(x, w, TUNE) == "fake:b"
+
+
 def test_a_budget_is_of_all_searches_together(x: Tensor, w: Tensor) -> None:
     knobs.search_budget_s = _C.measure_counts()["search_seconds"] + 1e-6
     try:
@@ -230,7 +236,7 @@ def test_a_budget_is_of_all_searches_together(x: Tensor, w: Tensor) -> None:
         knobs.search_budget_s = None
 
 
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "soon", True, [60]])
+@pytest.mark.parametrize("value", [-1, float("nan"), "soon", True, [60]])
 def test_budgets_that_are_none(value: object) -> None:
     with pytest.raises((TypeError, ValueError), match="search_budget_s: got"):
         knobs.search_budget_s = value  # type: ignore[assignment]

@@ -447,36 +447,47 @@ void check_policies() {
 
 void check_tuning_table() {
   tuning_table::clear();
-  EXPECT(!tuning_table::find("p", "d", "c"));
+  EXPECT(!tuning_table::find({"p", "d", "c"}));
   Measurement first;
   first.algorithm = parse_algorithm("toy:exact");
   first.status = status_from_text("ok");
   tuning_table::insert({"p", "d", "c", {first}});
-  auto found = tuning_table::find("p", "d", "c");
-  EXPECT(found && found->origin.empty() && found->measurements.size() == 1 &&
+  auto found = tuning_table::find({"p", "d", "c"});
+  EXPECT(found && found->is_of_key() && found->measurements.size() == 1 &&
          found->measurements.front().algorithm == first.algorithm);
-  EXPECT(!tuning_table::find("p", "d", "other") && tuning_table::entries().size() == 1);
+  EXPECT(!tuning_table::find({"p", "d", "other"}) && tuning_table::entries().size() == 1);
   EXPECT(status_text(Measurement::Status::needs_driver) == std::string("needs a driver"));
   tuning_table::clear();
   EXPECT(tuning_table::entries().empty());
 
   int asked = 0, added = 0;
   TuningStore store;
-  store.find = [&](const std::string& problem, const std::string& device, const std::string&) {
+  store.find = [&](const TableKey& key) -> std::optional<KnownRanking> {
     ++asked;
-    bool is_known = problem == "kept" || problem == "elsewhere";
-    return is_known ? std::optional(KnownRanking{{first}, problem == "kept" ? "" : device + "2"})
-                    : std::nullopt;
+    if (key.problem == "kept") return KnownRanking{{first}, "", "", ""};
+    if (key.problem == "elsewhere") return KnownRanking{{first}, key.device + "2", "", ""};
+    return std::nullopt;
   };
-  store.add = [&](const TableEntry& entry) { added += entry.problem == "measured"; };
+  store.add = [&](const TableEntry& entry) -> std::optional<KnownRanking> {
+    added += entry.problem == "measured";
+    if (entry.problem == "agreed") return KnownRanking{{first, first}, "", "", ""};
+    if (entry.problem == "other") return KnownRanking{{first}, "d2", "", ""};
+    return std::nullopt;
+  };
   tuning_table::set_store(store);
-  EXPECT(tuning_table::find("kept", "d", "c")->measurements.size() == 1 && asked == 1);
-  EXPECT(tuning_table::find("kept", "d", "c") && asked == 1);  // the table has it now
-  for (int i = 0; i < 2; ++i) EXPECT(tuning_table::find("elsewhere", "d", "c")->origin == "d2");
-  EXPECT(!tuning_table::find("p", "d", "c") && asked == 4 && tuning_table::entries().size() == 1);
+  EXPECT(tuning_table::find({"kept", "d", "c"})->measurements.size() == 1 && asked == 1);
+  EXPECT(tuning_table::find({"kept", "d", "c"}) && asked == 1);  // the table has it now
+  for (int i = 0; i < 2; ++i) EXPECT(tuning_table::find({"elsewhere", "d", "c"})->device == "d2");
+  EXPECT(!tuning_table::find({"p", "d", "c"}) && asked == 4 && tuning_table::entries().size() == 1);
   tuning_table::insert_measured({"measured", "d", "c", {first}});
   tuning_table::insert({"imported", "d", "c", {first}});
-  EXPECT(added == 1 && tuning_table::find("measured", "d", "c") && asked == 4);
+  EXPECT(added == 1 && tuning_table::find({"measured", "d", "c"}) && asked == 4);
+  int64_t version = tuning_table::version();
+  EXPECT(tuning_table::insert_measured({"agreed", "d", "c", {first}}).has_value());
+  EXPECT(tuning_table::find({"agreed", "d", "c"})->measurements.size() == 2);
+  EXPECT(tuning_table::version() == version + 1);
+  EXPECT(tuning_table::insert_measured({"other", "d", "c", {first}}).has_value());
+  EXPECT(!tuning_table::find({"other", "d", "c"}) && tuning_table::version() == version + 1);
   tuning_table::set_store({});
   tuning_table::clear();
 }

@@ -183,7 +183,6 @@ def test_a_bad_policy_leaves_pytorch_as_it_was(policy: str) -> None:
 def test_a_pin_of_what_there_is_not_is_refused() -> None:
     for policy, wanted in (
         ("cpu:nonsense", "got 'cpu:nonsense' for conv_fwd, wanted one of .*cpu:im2col"),
-        ("cpu:online", "for conv_fwd.*it is an algorithm of softmax"),
         ("cpu:im2col;softmax=cpu:im2col", "for softmax_fwd.*it is an algorithm of conv"),
         ({"fwd": "cpu:nonsense"}, "got 'cpu:nonsense' for conv_fwd"),
         ("softmax=cpu:nonsense", "got 'cpu:nonsense' for softmax_fwd"),

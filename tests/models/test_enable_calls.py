@@ -280,7 +280,9 @@ def test_tuning_a_model_ahead_leaves_nothing_to_measure(device: str, train: bool
                 y.float().square().sum().backward()
         assert tuning.entries() == before
         assert tuning.tune_model(model, x, train=train, policy=policy) == {}
-        other = policy.replace("64MiB", "32MiB")
+        stricter = policy.replace("64MiB", "32MiB")
+        assert tuning.tune_model(model, x, train=train, policy=stricter) == {}
+        other = f"{policy};prefer=memory"
         again = tuning.tune_model(model, x, train=train, policy=other)
     assert again.keys() == best.keys()  # other constraints, other rankings
     with pytest.raises(ValueError, match="tune_model: got a model and inputs without a tensor"):

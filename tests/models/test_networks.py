@@ -93,7 +93,7 @@ def unsupported_of(model: nn.Module, inputs: Tensor, device: str) -> dict[str, s
     """By problem line, why the wanted backends do not take it or what shares its algorithm."""
     with enabled(f"backends={WANTED[device]},aten"):
         lines = [line.partition("  #")[0] for line in trace(model, inputs)]
-    return _unsupported(dict.fromkeys(lines, device), f"backends={WANTED[device]}")
+    return _unsupported(dict.fromkeys(lines, device), f"backends={WANTED[device]}", None)
 
 
 def exceptions_of(

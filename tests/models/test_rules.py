@@ -190,7 +190,7 @@ def test_of_rules_one_of_which_is_wrong_none_holds() -> None:
     assert _C.policy_for(problem, "") == before
 
 
-def test_a_rule_counts_the_calls_whose_problem_it_matches() -> None:
+def test_a_rule_counts_the_problems_that_it_matches() -> None:
     x = torch.zeros(2, 251)
     with when("softmax_fwd", use="max_workspace=1GiB") as older:
         for _ in range(3):
@@ -198,17 +198,28 @@ def test_a_rule_counts_the_calls_whose_problem_it_matches() -> None:
         with when("softmax_fwd log=false", use="cpu:online") as newer:
             ops.softmax(x, 1)
             ops.softmax(x[:, 1:], 1)
-            assert (older.calls, newer.calls) == (5, 2)
-    assert (older.calls, newer.calls) == (5, 2)
-    ops.softmax(x, 1)
-    assert older.calls == 5
+            assert (older.problems, newer.problems) == (2, 2)
+        ops.softmax(x[:, 2:], 1)
+    ops.softmax(x[:, 3:], 1)
+    assert (older.problems, newer.problems) == (3, 2)
 
 
-def test_a_rule_without_a_call_warns_at_its_end() -> None:
-    with pytest.warns(UserWarning, match=r"when\('lrn_fwd', .*: no call had a problem"):
+def test_a_coupled_problem_is_no_match() -> None:
+    x = torch.zeros(1, 1, 8, 8, requires_grad=True)
+    with when("pool_bwd", use="max_workspace=1GiB") as rule:
+        y = ops.max_pool2d(x, 2)
+        assert rule.problems == 0
+        y.sum().backward()
+        assert rule.problems == 1
+
+
+def test_a_rule_without_a_match_warns_at_its_end() -> None:
+    with pytest.warns(UserWarning, match=r"when\('lrn_fwd', .*: it matched no problem"):
         with when("lrn_fwd", use="autotune"):
             pass
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with when("softmax_fwd", use="heuristic"):
             ops.softmax(torch.zeros(2, 257), 1)
+        with pytest.raises(KeyError), when("lrn_fwd", use="autotune"):
+            raise KeyError

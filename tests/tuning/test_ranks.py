@@ -21,7 +21,7 @@ from torch import distributed as dist
 import torch_cudnn_ext as tce
 from torch_cudnn_ext import _C, knobs, ops, tuning
 from torch_cudnn_ext.tuning import group_tuning, keeping, meeting
-from torch_cudnn_ext.tuning.store_rows import row_line
+from torch_cudnn_ext.tuning.store_rows import Row, row_line
 
 RANKS = 4
 LIMIT_S = 300.0  # for what takes seconds
@@ -175,13 +175,14 @@ class _Nesting(_Failing):
         tuned(9)
 
 
-def _poisoned(**fields: Any) -> list[Any]:
+def _poisoned(**fields: Any) -> list[Row]:
     made = tuning.entries()
+    one: Any
     for one in made:
         one.update({key: value for key, value in fields.items() if key in one})
         for row in one["measurements"]:
             row.update({key: value for key, value in fields.items() if key in row})
-    return made
+    return [Row("", "", one) for one in made]
 
 
 def _fails_together(rank: int, folder: Path) -> list[Any]:
@@ -207,8 +208,8 @@ def _fails_together(rank: int, folder: Path) -> list[Any]:
     fails(lambda: tuned(*SIZES[3], 7, 8, 9, progress=_Failing() if rank == 2 else None))
     fails(lambda: tuned(3, 4, 5, 6, progress=_Nesting() if rank == 0 else None))
     fails_with("software", 3, lambda: "another version")
-    fails_with("entries", 2, lambda: _poisoned(median_ms=-1.0))
-    fails_with("entries", 1, lambda: _poisoned(algorithm="nothing"))
+    fails_with("held_rows", 2, lambda: _poisoned(median_ms=-1.0))
+    fails_with("held_rows", 1, lambda: _poisoned(algorithm="nothing"))
     fails_with("check_entry", 0, lambda entry: entry)
     fails_with("_sha", 3, lambda entry: "another")
     fails(lambda: tuned(3, policy="backends=graph"))
@@ -302,7 +303,7 @@ def _agrees(rank: int, folder: Path) -> dict[str, Any]:
         before = measured()
         called(20)
         found["one"] = [table(), measured() - before]
-        # Nothing is measured, so nobody waits; or all measure, and obey what comes first.
+        # Nothing is measured, so nobody waits.
         with knobs.flags(softmax_fwd_algo="tuned"):
             found["unmeasured"] = called(21)[1]
         knobs.softmax_fwd_algo = None
@@ -324,7 +325,7 @@ def _agrees(rank: int, folder: Path) -> dict[str, Any]:
     # One measures too long.
     with tuning.agree(timeout_s=0.2):
         late = entry(asked(40)[0], None, asked(40)[2], measurement("cpu:online"))
-        found["late"] = [keeping._find(*asked(40)) if rank == 0 else ""]
+        found["late"] = [keeping._claim(*asked(40)) if rank == 0 else ""]
         dist.barrier()
         found["late"] += [called(40)[1] if rank else ""]
         dist.barrier()
@@ -339,7 +340,7 @@ def _agrees(rank: int, folder: Path) -> dict[str, Any]:
     claimed = folder / "claimed"
     with tuning.agree(timeout_s=0.5):
         if rank == 1:
-            assert keeping._find(*asked(60)) is None
+            assert keeping._claim(*asked(60)) is None
             claimed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         while not claimed.exists():

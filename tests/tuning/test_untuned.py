@@ -8,7 +8,7 @@ import torch
 
 from torch_cudnn_ext import _C, knobs, ops, tuning
 from torch_cudnn_ext.tuning import keeping
-from torch_cudnn_ext.tuning.untuned import recorded
+from torch_cudnn_ext.tuning.untuned import take_recorded
 
 HERE = _C.device_fingerprint("cpu")
 
@@ -61,7 +61,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def lines(store: Path) -> list[str]:
-    return [line for part in recorded(store, HERE).values() for line in part]
+    return [line for part in take_recorded(store, HERE).values() for line in part]
 
 
 def test_a_miss_is_recorded_once(store: Path) -> None:
@@ -92,5 +92,5 @@ def test_a_store_that_cannot_be_written_costs_a_warning(store: Path) -> None:
 
 
 def test_a_record_of_a_store_that_is_not_there(tmp_path: Path) -> None:
-    assert recorded(tmp_path / "none", HERE) == {}
+    assert take_recorded(tmp_path / "none", HERE) == {}
     assert os.listdir(tmp_path) == []

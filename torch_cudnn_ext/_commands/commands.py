@@ -192,9 +192,12 @@ class Tune(Command):
         options.forbid_all_layers(context, self.format)
         options.check_isolate(self.isolate)
         self.source.check(from_record=self.from_record)
-        if self.from_record and self.tensors != options.Tensors():
+        if self.from_record and (
+            self.tensors != options.Tensors() or self.source.passes or self.shard_text
+        ):
             raise typer.BadParameter(
-                "--from-record: got options that change problems, which are tuned as they ran"
+                "--from-record: got options that change or leave out problems, wanted none: "
+                "all are tuned as they ran"
             )
 
 

@@ -49,7 +49,7 @@ class Status:
         """A line for each fact, with at most ten of a kind."""
         policy = "no" if self.enabled is None else self.enabled or "yes, without a policy"
         lines = [f"enabled: {policy}"]
-        rules = [f"{rule!r}: {plural(rule.calls, 'call')}" for rule in self.rules]
+        rules = [f"{rule!r}: matched {plural(rule.problems, 'problem')}" for rule in self.rules]
         lines += _listed("rules", rules)
         lines += _listed("knobs", [f"{name} = {value!r}" for name, value in self.knobs.items()])
         lines += _listed("pins", [f"{name}: {policy}" for name, policy in self.pins.items()])

@@ -29,7 +29,7 @@ from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.tuning.measure import check_constraints_alone
 from torch_cudnn_ext.tuning.store_rows import MEASUREMENT_FIELDS
 from torch_cudnn_ext.tuning.tune import problems_met
-from torch_cudnn_ext.tuning.untuned import recorded
+from torch_cudnn_ext.tuning.untuned import take_recorded
 
 SHOWN_TUNED = 20  # problems, unless the user asks for all
 _COLUMNS = (
@@ -115,7 +115,7 @@ def _recorded(device: str | None) -> dict[Path, list[str]]:
         raise typer.BadParameter("--from-record: the tuning store is off, wanted one")
     place = checks.place_of(device)
     with checks.errors_of("--from-record"):
-        found = recorded(store, _C.device_fingerprint(place))
+        found = take_recorded(store, _C.device_fingerprint(place))
     for path, lines in found.items():
         found[path] = [line for line in map(_canonical, lines) if line is not None]
         if bad := len(lines) - len(found[path]):

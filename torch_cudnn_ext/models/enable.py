@@ -234,33 +234,37 @@ class Rule:
         check_rule(matcher, use)
         self.matcher, self.use = matcher, use
         self._id = _C.add_rule(matcher, use)
+        self._problems = 0  # that it matched, once it is removed
         _rules[self._id] = self
 
     def remove(self) -> None:
-        """Remove the rule, with a warning if no call had a problem that it matches.
+        """Remove the rule, with a warning if it matched nothing.
 
         Raises:
             ValueError: The rule was removed before.
         """
-        _C.remove_rule(self._id)
-        _rules.pop(self._id, None)
-        if not self.calls:
-            warn(f"{self!r}: no call had a problem that it matches")
+        self._end()
+        if not self._problems:
+            warn(f"{self!r}: it matched no problem that was decided while it held")
 
     @property
-    def calls(self) -> int:
-        """How many calls had a problem that the rule matches, while it held."""
-        records = _C.executed_decisions()
-        return sum(record["calls"] for record in records if self._id in record["rules"])
+    def problems(self) -> int:
+        """How many problems the rule matched, of those that were decided while it held."""
+        return _C.problems_of_rule(self._id) if self._id in _rules else self._problems
 
     def __enter__(self) -> Self:
         """Return the rule, which holds already."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Remove the rule, unless the block has done so."""
+        """Remove the rule, unless the block has done so; without a warning after an error."""
         if self._id in _rules:
-            self.remove()
+            self._end() if any(error) else self.remove()
+
+    def _end(self) -> None:
+        self._problems = self.problems
+        _C.remove_rule(self._id)
+        _rules.pop(self._id, None)
 
     def __repr__(self) -> str:
         """The call that makes an equal rule."""

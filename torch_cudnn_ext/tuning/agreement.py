@@ -175,6 +175,10 @@ def agree(store: Store | None = None, *, timeout_s: float = 120.0) -> Agreement:
     differently. With it one rank measures and the others of the same device wait for its ranking,
     without a collective operation.
 
+    It is about what calls would measure. A rank that has a ranking in memory, or whose policy does
+    not measure in calls (``tuned``, ``on_miss``), runs what it has; `tune` with ``group`` gives all
+    ranks the same. What `tune` measures meanwhile is published like a call's ranking.
+
     All ranks call this before their first step. It holds for all threads until the ``with`` block
     or `Agreement.end` ends it. Of several the newest holds.
 

@@ -24,11 +24,11 @@ import torch
 from torch_cudnn_ext import _C
 from torch_cudnn_ext.tuning.agreement import alone, software
 from torch_cudnn_ext.tuning.keeping import keep_others, store_path
-from torch_cudnn_ext.tuning.store import entries
-from torch_cudnn_ext.tuning.store_rows import check_entry, row_line
+from torch_cudnn_ext.tuning.store import held_rows, take_rows
+from torch_cudnn_ext.tuning.store_rows import Row, check_entry, row_line
 
 if TYPE_CHECKING:
-    from torch_cudnn_ext._C import Measurement, TableEntry
+    from torch_cudnn_ext._C import Measurement
     from torch_cudnn_ext.tuning.meeting import Meeting
     from torch_cudnn_ext.tuning.tasks import Task
 
@@ -69,11 +69,11 @@ class Share:
     """What a rank gives to the others.
 
     Attributes:
-        entries: The entries of the tuning table of what it measured, and of what it had.
+        entries: The rows of the tuning table of what it measured, and of what it had.
         rows: The rankings that it measured.
     """
 
-    entries: dict[str, TableEntry]
+    entries: dict[str, Row]
     rows: dict[str, Rows]
 
 
@@ -153,7 +153,7 @@ class _Tuning:
         # What was too noisy to be kept, or is not kept on this GPU: an entry from before, if any.
         left = self._ranks.exchange(self._table([p for p in measured if p not in merged]))
         merged |= self._merged(left)
-        _C.table_import([*merged.values()])
+        take_rows(merged.values())
         self._check_tables()
         self._keep(merged)
         return {line: shares[split[line]].rows[line] for line in measured}
@@ -194,15 +194,15 @@ class _Tuning:
 
     def _merged(
         self,
-        given: Sequence[Mapping[str, TableEntry]],
+        given: Sequence[Mapping[str, Row]],
         owners: Mapping[str, int | None] | None = None,
-    ) -> dict[str, TableEntry]:
-        """The entries that ranks of this device gave; of several for one problem the first."""
-        merged: dict[str, TableEntry] = {}
+    ) -> dict[str, Row]:
+        """The rows that ranks of this device gave; of several for one problem the first."""
+        merged: dict[str, Row] = {}
         for index in self._plans:
-            for line, entry in given[index].items():
+            for line, row in given[index].items():
                 try:
-                    merged.setdefault(line, self._checked(line, entry))
+                    merged.setdefault(line, self._checked(line, row))
                     if owners is not None and owners.get(line) != index:
                         raise ValueError("another rank was to give it")
                 except (ValueError, RuntimeError) as error:
@@ -212,24 +212,24 @@ class _Tuning:
                     ) from error
         return merged
 
-    def _checked(self, line: str, entry: TableEntry) -> TableEntry:
-        found = check_entry(copy.deepcopy(entry))
+    def _checked(self, line: str, row: Row) -> Row:
+        found = check_entry(copy.deepcopy(row.entry))
         wanted = line, self._device, self._constraints.get(line)
         got = found["problem"], found["device"], found["constraints"]
         if got != wanted:
             raise ValueError(f"it is of {got}, wanted {wanted}")
-        return found
+        return Row(str(row.when), str(row.software), found)
 
-    def _table(self, problems: Iterable[str]) -> dict[str, TableEntry]:
-        """The entries of the tuning table for these problems."""
+    def _table(self, problems: Iterable[str]) -> dict[str, Row]:
+        """The rows of the tuning table for these problems."""
         policy, wanted = self._model.policy, {}
         for line in problems:
             wanted[line] = _C.constraints_text(line, _C.policy_for(line, policy))
         return {
-            entry["problem"]: entry
-            for entry in entries()
-            if entry["device"] == self._device
-            and wanted.get(entry["problem"]) == entry["constraints"]
+            row.entry["problem"]: row
+            for row in held_rows()
+            if row.entry["device"] == self._device
+            and wanted.get(row.entry["problem"]) == row.entry["constraints"]
         }
 
     def _check_tables(self) -> None:
@@ -240,7 +240,7 @@ class _Tuning:
         for line in mine:
             self._check_alike(f"entry of {line}", {i: theirs[i][line] for i in self._plans})
 
-    def _keep(self, merged: Mapping[str, TableEntry]) -> None:
+    def _keep(self, merged: Mapping[str, Row]) -> None:
         """Keep in the tuning store what others measured, once for all ranks that share it."""
         sharing = [i for i, p in self._plans.items() if p.folder == self._mine.folder]
         if sharing[0] == self._ranks.index:
@@ -301,6 +301,6 @@ def _hardware(device: str) -> str:
     return str(torch.cuda.get_device_properties(torch.device(device)).uuid)
 
 
-def _sha(entry: TableEntry | None) -> str:
-    """The SHA-256 of an entry; of none a word."""
-    return hashlib.sha256(row_line(entry, whole=True)).hexdigest() if entry is not None else "none"
+def _sha(row: Row | None) -> str:
+    """The SHA-256 of a row's entry; of none a word."""
+    return hashlib.sha256(row_line(row.entry, whole=True)).hexdigest() if row else "none"

@@ -17,14 +17,14 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext._files import STORE_VARIABLE, cache_folder
 from torch_cudnn_ext._torch_internals import carry_in_compiler_caches, disable_dynamo
 from torch_cudnn_ext._warning import warn
-from torch_cudnn_ext.tuning.agreement import current_agreement
-from torch_cudnn_ext.tuning.statistics import count, count_missed
+from torch_cudnn_ext.tuning.agreement import Agreement, current_agreement
+from torch_cudnn_ext.tuning.statistics import count, count_missed, renew_lock
 from torch_cudnn_ext.tuning.store import note_origin, observe, take_newer
 from torch_cudnn_ext.tuning.store_files import (
     FolderRows,
@@ -192,9 +192,9 @@ class _Store:
         for tier in self._tiers:
             for reason, place in _rows_near(asked, tier.all_rows()):
                 is_strict = self._match == "strict"
-                if reason in SERVING[self._match] and (
-                    not is_strict or place.head.software == software
-                ):
+                if is_strict and reason == _LOOSER and place.head.software != software:
+                    reason = "other software"
+                if reason in SERVING[self._match]:
                     yield place
                 else:
                     reasons.add(reason)
@@ -304,13 +304,15 @@ def _load_artifact(line: bytes) -> None:
             _write(row, store.writer)
 
 
-def keep_others(entries: Iterable[TableEntry]) -> None:
+def keep_others(rows: Iterable[Row]) -> None:
     """Keep what other ranks measured, unless the store has it: ranks may share it."""
     with _lock:
-        for entry in entries:
+        for row in rows:
+            entry = row.entry
             asked = Question(entry["problem"], entry["device"], entry["constraints"])
             if not _current().holds(asked, entry):
-                _keep(entry)
+                note_origin(row)
+                _write(row, _current().writer)
 
 
 @disable_dynamo("the tuning store is read")
@@ -321,20 +323,30 @@ def _find(problem: str, device: str, constraints: str) -> Ranking | str | None:
     asked, agreement = Question(problem, device, constraints), current_agreement()
     if agreement is None:
         return _look(asked)
-    found = agreement.find(asked, lambda: _look(asked))
+    return _kept(asked, agreement, agreement.find(asked, lambda: _look(asked)))
+
+
+@disable_dynamo("ranks agree")
+def _claim(problem: str, device: str, constraints: str) -> Ranking | str | None:
+    """What C++ calls before a call measures; what to obey instead, or ``None``."""
+    asked, agreement = Question(problem, device, constraints), current_agreement()
+    return None if agreement is None else _kept(asked, agreement, agreement.claim(asked))
+
+
+def _kept(
+    asked: Question, agreement: Agreement, found: Ranking | str | None
+) -> Ranking | str | None:
+    """What ranks obey, which is kept in the store if it is a ranking of what was asked for."""
     path = store_path()
     if isinstance(found, tuple) and not any(found[1:]) and path is not None:
         if agreement.is_first_to_keep(asked, os.path.abspath(path)):
-            keep_others([{**asked._asdict(), "measurements": found[0]}])  # type: ignore[typeddict-item]
+            # The store of the ranks does not tell when it was measured.
+            entry: Any = {**asked._asdict(), "measurements": found[0]}
+            keep_others([Row("", "", entry)])
     return found
 
 
-def _claim(problem: str, device: str, constraints: str) -> Ranking | str | None:
-    """What C++ calls before a call measures; what to obey instead, or ``None``."""
-    agreement = current_agreement()
-    return agreement.claim((problem, device, constraints)) if agreement is not None else None
-
-
+@disable_dynamo("ranks agree")
 def _give_up(problem: str, device: str, constraints: str) -> Ranking | str | None:
     """What C++ calls if that measurement came to nothing; as `_claim`."""
     agreement = current_agreement()
@@ -344,9 +356,11 @@ def _give_up(problem: str, device: str, constraints: str) -> Ranking | str | Non
 @disable_dynamo("the tuning store is written")
 def _add(entry: TableEntry) -> Ranking | str | None:
     """What C++ calls when a problem was measured; what to obey instead, or ``None``."""
-    _keep(entry)
     agreement = current_agreement()
-    return agreement.add(entry) if agreement is not None else None
+    other = agreement.add(entry) if agreement is not None else None
+    if other is None:
+        _keep(entry)
+    return other
 
 
 @disable_dynamo("the tuning store is read")
@@ -360,6 +374,8 @@ def _problems(device: str, constraints: str) -> list[str]:
 @disable_dynamo("the tuning store is written")
 def _record(problem: str, device: str, _constraints: str) -> None:
     """What C++ calls for a problem that nothing was tuned for, if the policy says so."""
+    if device.startswith("target:"):
+        return
     with _lock:
         recorder = _current().recorder
         if recorder is None:
@@ -400,6 +416,7 @@ def _forget_after_fork() -> None:
     """The lock may be held by a thread that is not here."""
     global _lock
     _lock = RLock()
+    renew_lock()
 
 
 def install() -> None:

@@ -62,6 +62,12 @@ def statistics() -> Statistics:
         )
 
 
+def renew_lock() -> None:
+    """Called after a fork: another thread of the parent may hold the lock."""
+    global _lock
+    _lock = Lock()
+
+
 def count(what: str) -> None:
     """Count what was ``found`` or ``kept``."""
     with _lock:

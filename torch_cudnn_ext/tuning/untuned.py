@@ -6,6 +6,8 @@ for each process, ``<host>-<pid>-<time>.problems``, in the store's folder of the
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,12 @@ from torch_cudnn_ext._files import append_lines
 from torch_cudnn_ext.tuning.store_files import folder_name, new_name
 
 SUFFIX = ".problems"
+_TAKEN = f".taken{SUFFIX}"
 
 
 @dataclass(frozen=True)
 class UntunedProblem:
-    """A problem that calls ran without a measurement.
+    """A problem that calls ran by the heuristic's decision.
 
     Attributes:
         problem: The problem line.
@@ -37,7 +40,7 @@ class UntunedProblem:
 
 
 def untuned() -> list[UntunedProblem]:
-    """The problems that calls of this process ran by the heuristic's choice, the most called first.
+    """The problems that this process ran by the heuristic's decision, the most called first.
 
     A problem that was tuned since is left out, under whatever constraints. The lines serve `tune`,
     and as a file ``tune --problems``.
@@ -64,7 +67,7 @@ class Recorder:
     def __init__(self, root: Path) -> None:
         """Take a store, which need not exist."""
         self.root = root
-        self._name = new_name(SUFFIX)
+        self._names: dict[int, str] = {}  # by process: one may fork
         self._recorded: set[tuple[str, str]] = set()
 
     def record(self, problem: str, device: str) -> None:
@@ -77,16 +80,25 @@ class Recorder:
             return
         folder = self.root / folder_name(device)
         folder.mkdir(parents=True, exist_ok=True)
-        append_lines(folder / self._name, f"{problem}\n".encode())
+        name = self._names.setdefault(os.getpid(), new_name(SUFFIX))
+        append_lines(folder / name, f"{problem}\n".encode())
         self._recorded.add((problem, device))
 
 
-def recorded(root: Path, device: str) -> dict[Path, list[str]]:
+def take_recorded(root: Path, device: str) -> dict[Path, list[str]]:
     """The problem lines that a store recorded for a device, by file.
+
+    Files are renamed before they are read, so that their processes write on in new ones. They stay
+    until the caller removes them.
 
     Raises:
         OSError: The record cannot be read. A store that does not exist has none.
     """
     folder = root / folder_name(device)
     files = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
-    return {path: path.read_text(errors="replace").splitlines() for path in files}
+    taken = [path if path.name.endswith(_TAKEN) else _take(path) for path in files]
+    return {path: path.read_text(errors="replace").splitlines() for path in taken}
+
+
+def _take(path: Path) -> Path:
+    return path.rename(path.with_name(f"{path.stem}-{time.time_ns()}{_TAKEN}"))

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <map>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@ struct Rule {
   Fields globs;
   Policy use;
   std::string text;
+  std::set<std::string> problems;  // that it matched
 };
 
 std::atomic<size_t> rule_count{0};  // read without the lock, so that no call waits if there is none
@@ -149,7 +151,7 @@ Rule parse_rule(std::string_view matcher, std::string_view use) {
   TORCH_CHECK_VALUE(!words.empty(),
                     "when: the matcher is empty, wanted an operator and pass, then "
                     "key=glob pairs: 'conv_fwd w=*[64,64,3,3]* pad=1'");
-  Rule rule{0, words[0], {}, {}, ""};
+  Rule rule{0, words[0], {}, {}, "", {}};
   auto fields = field_forms(rule.op);
   std::vector<std::string> names;
   for (const auto& field : fields) names.push_back(field.first);
@@ -176,7 +178,15 @@ Rule parse_rule(std::string_view matcher, std::string_view use) {
   return rule;
 }
 
-RuledPolicy rules_for_one(const Problem& problem) {
+std::vector<Rule>::iterator find_rule(int64_t id) {
+  auto found =
+      std::find_if(rules().begin(), rules().end(), [&](const Rule& rule) { return rule.id == id; });
+  TORCH_CHECK_VALUE(found != rules().end(), "when: this rule was removed before");
+  return found;
+}
+
+// `is_own`: it is the problem that is decided, not one that shares its algorithm.
+RuledPolicy rules_for_one(const Problem& problem, bool is_own) {
   RuledPolicy out;
   std::lock_guard<std::mutex> lock(mutex);
   std::string op = op_of(problem);
@@ -186,7 +196,8 @@ RuledPolicy rules_for_one(const Problem& problem) {
     bool open = out.source.empty() && !out.policy.fastest.value_or(false);
     if (open && !rule->use.selections.empty()) out.source = rule->text;
     out.policy = apply_level(out.policy, rule->use);
-    out.ids.push_back(rule->id);
+    out.any = true;
+    if (is_own) rule->problems.insert(problem_text(problem));
   }
   return out;
 }
@@ -208,21 +219,23 @@ std::string check_rule(std::string_view matcher, std::string_view use) {
   return parse_rule(matcher, use).use.text("");
 }
 
+int64_t problems_of_rule(int64_t id) {
+  std::lock_guard<std::mutex> lock(mutex);
+  return static_cast<int64_t>(find_rule(id)->problems.size());
+}
+
 void remove_rule(int64_t id) {
   std::lock_guard<std::mutex> lock(mutex);
-  auto found =
-      std::find_if(rules().begin(), rules().end(), [&](const Rule& rule) { return rule.id == id; });
-  TORCH_CHECK_VALUE(found != rules().end(), "when: this rule was removed before");
-  rules().erase(found);
+  rules().erase(find_rule(id));
   rule_count = rules().size();
   next_decision_generation();
 }
 
 RuledPolicy rules_for(const Problem& problem) {
-  RuledPolicy out = rules_for_one(problem);
+  RuledPolicy out = rules_for_one(problem, true);
   for (const Problem& next : operator_of(problem).coupled(problem)) {
-    RuledPolicy more = rules_for_one(next);
-    out.ids.insert(out.ids.end(), more.ids.begin(), more.ids.end());
+    RuledPolicy more = rules_for_one(next, false);
+    out.any |= more.any;
     out.policy = merge(out.policy, more.policy);
     if (out.source.empty()) out.source = more.source;
   }
@@ -232,7 +245,7 @@ RuledPolicy rules_for(const Problem& problem) {
 const ResolvedPolicy& with_rules(const Problem& problem, const ResolvedPolicy& policy) {
   if (rule_count.load(std::memory_order_relaxed) == 0) return policy;
   RuledPolicy rules = rules_for(problem);
-  return rules.ids.empty() ? policy : add_rules(policy, rules.policy, family_of(problem));
+  return rules.any ? add_rules(policy, rules.policy, family_of(problem)) : policy;
 }
 
 void set_cudnn_pins(Policy pins) {

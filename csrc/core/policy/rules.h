@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/policy/resolve.h"
 #include "problems/problem.h"
@@ -19,11 +18,13 @@ namespace torch_cudnn_ext {
 int64_t add_rule(std::string_view matcher, std::string_view use);
 // Adds nothing and gives the policy, with the names of operators. Throws ValueError.
 std::string check_rule(std::string_view matcher, std::string_view use);
+// How many problems a rule matched so far, among those that were decided.
+int64_t problems_of_rule(int64_t id);
 void remove_rule(int64_t id);
 
 // What rules say of a problem and of the problems that share its algorithm.
 struct RuledPolicy {
-  std::vector<int64_t> ids;  // of the rules that match
+  bool any = false;  // whether a rule matches
   Policy policy;
   std::string source;  // the rule that selects the algorithm; may be empty
 };

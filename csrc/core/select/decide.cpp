@@ -1,5 +1,6 @@
 #include "core/select/decide.h"
 
+#include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -35,6 +36,8 @@ constexpr const char* kCoupled = "coupled with its forward";
 constexpr const char* kNotDeterministic =
     "fallback: PyTorch's own, as no algorithm is deterministic";
 constexpr const char* kBeyondBackends = "fallback: no admitted backend has an algorithm";
+constexpr const char* kTracing = "heuristic: nothing is tuned while a model is traced";
+constexpr const char* kBeyondBudget = "the search budget is spent";
 constexpr const char* kUntuned = "heuristic: nothing was tuned for it";
 
 // Makes one decision.
@@ -62,8 +65,8 @@ class Decider {
     if (found) {
       decision_->algorithm = found.plan->algorithm;
       double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-      decision_->record = record_decision(request_, rules_.ids, found.plan->algorithm, found.why,
-                                          found.workspace_bytes, ms);
+      decision_->record =
+          record_decision(request_, found.plan->algorithm, found.why, found.workspace_bytes, ms);
     }
     return {decision_, found.plan};
   }
@@ -104,24 +107,19 @@ class Decider {
     bool tuned = selected != nullptr && selected->kind == Selection::Kind::tuned;
     bool benchmark = selected == nullptr && policy_.benchmark.value_or(false);
     if (!autotune && !tuned && !benchmark) return find_heuristic("heuristic");
+    int64_t table_version = tuning_table::version();
     if (Found found = find_known(); found || !decision_->error.empty()) return found;
-    switch (policy_.on_miss.value_or(tuned ? OnMiss::heuristic : OnMiss::autotune)) {
-      case OnMiss::autotune:
-        return find_tuned(autotune && is_demanded());
-      case OnMiss::heuristic:
-        return find_heuristic(kUntuned);
-      case OnMiss::nearest:
-        return find_nearest();
-      case OnMiss::record:
-        tuning_table::record_untuned(key_of(request_));
-        return find_heuristic(kUntuned);
-      case OnMiss::error:
-        decision_->error =
-            c10::str(op_of(problem_), ": nothing was tuned for this problem, and the policy says ",
-                     "on_miss=error; tune it first", context_lines(request_));
-        return {};
-    }
-    TORCH_INTERNAL_ASSERT(false);
+    OnMiss on_miss = policy_.on_miss.value_or(tuned ? OnMiss::heuristic : OnMiss::autotune);
+    if (on_miss == OnMiss::autotune) return find_tuned(autotune && is_demanded());
+    if (is_model_tracing()) return find_temporary(kTracing);
+    decision_->missed_at = table_version;
+    if (on_miss == OnMiss::nearest) return find_nearest();
+    if (on_miss == OnMiss::record) tuning_table::record_untuned(key_of(request_));
+    if (on_miss != OnMiss::error) return find_heuristic(kUntuned);
+    decision_->error =
+        c10::str(op_of(problem_), ": nothing was tuned for this problem, and the policy says ",
+                 "on_miss=error; tune it first", context_lines(request_));
+    return {};
   }
 
   // Whether the caller or a knob asks to tune this problem. enable() and rules do not: they apply
@@ -213,19 +211,21 @@ class Decider {
   // nothing of it can be built.
   Found find_known() {
     auto known = known_ranking(request_);
-    if (!known) return {};
-    if (!known->heuristic.empty()) return find_heuristic("heuristic: " + known->heuristic);
-    if (find_failure_of_all(known->measurements)) return {};
+    return known ? find_by(*known) : Found();
+  }
+
+  Found find_by(const KnownRanking& known) {
+    if (!known.heuristic.empty()) return find_heuristic("heuristic: " + known.heuristic);
+    if (find_failure_of_all(known.measurements)) return {};
     std::string why = "cached";
-    if (!known->device.empty()) why += ": measured on " + known->device;
-    if (!known->constraints.empty()) why += ": ranked under " + known->constraints;
-    return first_of_ranking(known->measurements, why);
+    if (!known.device.empty()) why += ": measured on " + known.device;
+    if (!known.constraints.empty()) why += ": ranked under " + known.constraints;
+    return first_of_ranking(known.measurements, why);
   }
 
   Found find_nearest() {
-    std::string of;
-    if (auto known = nearest_ranking(request_, of)) {
-      if (Found found = first_of_ranking(known->measurements, "nearest: as tuned for " + of)) {
+    for (const auto& [problem, known] : nearest_rankings(request_)) {
+      if (Found found = first_of_ranking(known.measurements, "nearest: as tuned for " + problem)) {
         return found;
       }
     }
@@ -250,18 +250,25 @@ class Decider {
       return find_heuristic("heuristic: the first algorithm did not support the problem");
     }
     if (is_model_tracing()) {
-      return find_temporary("heuristic: nothing is tuned while a model is traced");
+      return find_temporary(kTracing);
     }
-    if (is_search_budget_spent()) return find_beyond_budget();
     TableKey key = key_of(request_);
     bool is_kept = are_rankings_kept(request_.policy, device_);
     if (auto agreed = is_kept ? tuning_table::claim(key) : std::nullopt)
       return find_agreed(*agreed);
-    auto [measured, obstacle, detail] = search(request_);
+    // Others that agree with this process must not wait for what does not come.
+    auto given_up = c10::make_scope_exit([&] {
+      if (is_kept) tuning_table::give_up(key);
+    });
+    SearchResult result{{}, kBeyondBudget, ""};
+    if (!is_search_budget_spent()) result = search(request_);
+    given_up.release();
+    auto& [measured, obstacle, detail] = result;
     bool unstable = obstacle.empty() && is_unstable(measured);
     if (!obstacle.empty() || unstable) {
       auto agreed = is_kept ? tuning_table::give_up(key) : std::nullopt;
       if (agreed) return find_agreed(*agreed);
+      if (obstacle == kBeyondBudget) return find_beyond_budget();
       if (!unstable) return find_untuned(obstacle, detail);
       return first_that_builds(measured, "unstable: too noisy to compare, PyTorch's own runs");
     }
@@ -274,11 +281,12 @@ class Decider {
     return found ? found : find_rejected_baseline(measured);
   }
 
-  // What the processes agreed on that tune together.
+  // What the processes that tune together agreed on.
   Found find_agreed(const KnownRanking& agreed) {
-    if (!agreed.heuristic.empty()) return find_heuristic("heuristic: " + agreed.heuristic);
-    Found found = first_that_builds(agreed.measurements, "cached");
-    return found ? found : find_rejected_baseline(agreed.measurements);
+    auto known = admitted_ranking(agreed, request_);
+    Found found = known ? find_by(*known) : Found();
+    bool is_decided = found || !decision_->error.empty();
+    return is_decided ? found : find_heuristic("heuristic: what was agreed on cannot run");
   }
 
   Found find_beyond_budget() {
@@ -286,7 +294,7 @@ class Decider {
     warn_once(warned,
               "the search budget of this process is spent (knobs.search_budget_s): the heuristic's "
               "algorithm runs what is not tuned yet");
-    return find_heuristic("heuristic: the search budget is spent");
+    return find_heuristic(c10::str("heuristic: ", kBeyondBudget));
   }
 
   Found first_that_builds(const std::vector<Measurement>& measurements, const std::string& why) {
@@ -379,8 +387,6 @@ class Decider {
     return {};
   }
 
-  // --- attempts
-
   Found try_algorithm(const Algorithm& algorithm, const std::string& why) {
     return try_algorithm(algorithm, why, request_.policy);
   }
@@ -417,8 +423,6 @@ class Decider {
     if (lenient.baseline_may_be_nondeterministic) lenient.policy.deterministic = false;
     return lenient;
   }
-
-  // --- messages
 
   // Whether to warn of a fallback. There was a warning already if an algorithm did not support the
   // problem when it ran.

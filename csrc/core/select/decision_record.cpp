@@ -46,7 +46,7 @@ std::string policy_of_coupled(const Request& request, const Algorithm& algorithm
 // Orders records by all but the time that the decision took.
 struct Less {
   static auto key(const DecisionRecord& r) {
-    return std::tie(r.problem, r.algorithm, r.why, r.device, r.policy, r.coupled_policy, r.rules,
+    return std::tie(r.problem, r.algorithm, r.why, r.device, r.policy, r.coupled_policy,
                     r.workspace_bytes);
   }
   bool operator()(const std::unique_ptr<DecisionRecord>& a,
@@ -66,15 +66,15 @@ Records& records() {
 
 }  // namespace
 
-const DecisionRecord* record_decision(const Request& request, const std::vector<int64_t>& rules,
-                                      const Algorithm& algorithm, const std::string& why,
+const DecisionRecord* record_decision(const Request& request, const Algorithm& algorithm,
+                                      const std::string& why,
                                       const std::optional<int64_t>& workspace_bytes,
                                       double decision_ms) {
   std::string coupled_policy = policy_of_coupled(request, algorithm);
   int64_t writer = writer_number(coupled_policy);
   std::unique_ptr<DecisionRecord> made(
       new DecisionRecord{op_of(request.problem), problem_text(request.problem), algorithm.text(),
-                         why, request.device.text(), request.policy.text, coupled_policy, rules,
+                         why, request.device.text(), request.policy.text, coupled_policy,
                          workspace_bytes, decision_ms, writer, index_of_pass(request.problem)});
   std::unique_lock<std::mutex> lock(records().mutex);
   const DecisionRecord& record = **records().all.insert(std::move(made)).first;
@@ -97,7 +97,6 @@ std::vector<const DecisionRecord*> records_executed() {
 }
 
 void note_executed(const DecisionRecord* record) {
-  record->calls.fetch_add(1, std::memory_order_relaxed);
   last_here = record;
   last_by_pass[record->pass].store(record, std::memory_order_release);
   last_of_all.store(record, std::memory_order_release);

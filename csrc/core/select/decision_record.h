@@ -26,7 +26,6 @@ struct Request {
 struct DecisionRecord {
   std::string op, problem, algorithm, why, device, policy;
   std::string coupled_policy;  // the policy for passes that must run the same algorithm
-  std::vector<int64_t> rules;  // the ids of those that match the problem
   std::optional<int64_t> workspace_bytes;
   double decision_ms;
   int64_t writer;                         // the number of `coupled_policy` (core/writer.h)
@@ -35,16 +34,19 @@ struct DecisionRecord {
 };
 
 // Makes a record, or finds the equal one. Prints it if decisions are to be printed.
-const DecisionRecord* record_decision(const Request& request, const std::vector<int64_t>& rules,
-                                      const Algorithm& algorithm, const std::string& why,
+const DecisionRecord* record_decision(const Request& request, const Algorithm& algorithm,
+                                      const std::string& why,
                                       const std::optional<int64_t>& workspace_bytes,
                                       double decision_ms);
 
 // All records so far of which a call ran.
 std::vector<const DecisionRecord*> records_executed();
 
-// Counts a call, and makes its record the last one that was executed, of its pass, of all, and on
-// this thread.
+// Counts a call that ran.
+inline void count_call(const DecisionRecord& record) {
+  record.calls.fetch_add(1, std::memory_order_relaxed);
+}
+// Makes a record the last one that was executed, of its pass, of all, and on this thread.
 void note_executed(const DecisionRecord* record);
 // What a running profiler shows while this object lives: the pass and the algorithm. Costs a look
 // at a flag if none runs.

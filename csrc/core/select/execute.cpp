@@ -78,8 +78,8 @@ void note_smaller(const Request& request, const Call& failed, const AdmissiblePl
   std::string why =
       c10::str("fallback: no memory for the workspace of ", failed.plan->algorithm.text(), " (",
                memory_text(failed.plan->workspace_bytes), ")");
-  const DecisionRecord* record = record_decision(request, failed.decision->record->rules,
-                                                 ran.plan->algorithm, why, ran.workspace_bytes, 0);
+  const DecisionRecord* record =
+      record_decision(request, ran.plan->algorithm, why, ran.workspace_bytes, 0);
   note_executed(record);
   static std::atomic<bool> warned{false};
   if (!warned.exchange(true)) {
@@ -172,7 +172,8 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
   Request asked{problem, policy, device};
   for (bool after_unsupported = false;; after_unsupported = true) {
     Call call = find_call(asked, after_unsupported);
-    if (call.plan == nullptr && run_on_copies(asked, bindings, after_unsupported)) return;
+    bool may_copy = call.plan == nullptr && !call.decision->missed_at;
+    if (may_copy && run_on_copies(asked, bindings, after_unsupported)) return;
     TORCH_CHECK(call.plan != nullptr, call.decision->error);
     note_executed(call.decision->record);
     Request request{problem, *call.decision->policy, device};  // with rules
@@ -199,6 +200,7 @@ void execute(const Problem& problem, const ResolvedPolicy& policy, const Device&
       withdraw(request, call, reason);
     }
   }
+  count_call(*last_of_thread());
   record_call({last_of_thread(), {}});
 }
 

@@ -173,6 +173,7 @@ bool run_known(const KnownCall& known, c10::function_ref<bool()> run) {
   } catch (const UnsupportedAtRun&) {
     return false;
   }
+  count_call(*record);
   record_call({record, {}});
   count_remembered_call();
   return true;

@@ -43,34 +43,44 @@ std::optional<KnownRanking> ranking_under_others(const TableKey& key, const Requ
   for (TableEntry& entry : tuning_table::entries_of(key.problem, key.device)) {
     if (!parse_policy(entry.constraints, family).admits_all_of(asked)) continue;
     std::string under = entry.constraints.empty() ? "no constraints" : entry.constraints;
-    return KnownRanking{std::move(entry.measurements), "", under, ""};
+    auto admitted = admitted_ranking({std::move(entry.measurements), "", under, ""}, request);
+    if (admitted) return admitted;
   }
   return std::nullopt;
 }
 
-// A problem's text without the sizes of its batch and images, and these sizes.
+// A problem's text without the sizes of its batch and space, and these sizes.
 struct Shape {
   std::string rest;
   std::vector<double> sizes;
 };
 Shape shape_of(const Problem& problem) {
-  std::vector<std::string> fields;
-  for (const BatchSize& each : operator_of(problem).batch_sizes()) fields.push_back(each.field);
+  const Operator& op = operator_of(problem);
   Shape shape;
   std::string text = problem_text(problem);
   for (size_t begin = 0; begin < text.size();) {
     size_t end = std::min(text.find(' ', begin), text.size());
     std::string token = text.substr(begin, end - begin);
     begin = end + 1;
+    std::string field = token.substr(0, token.find('='));
+    std::vector<BatchSize> batches = op.batch_sizes();
+    auto batch = std::find_if(batches.begin(), batches.end(),
+                              [&](const BatchSize& each) { return each.field == field; });
     size_t open = token.find('['), close = token.find(']');
-    bool is_image =
-        close != std::string::npos &&
-        std::find(fields.begin(), fields.end(), token.substr(0, token.find('='))) != fields.end();
-    if (is_image) {
-      for (size_t at = open; at < close; at = std::min(token.find(',', at + 1), close)) {
-        shape.sizes.push_back(std::stod(token.substr(at + 1)));
+    if (batch != batches.end() && close != std::string::npos) {
+      // Space comes after the channels. A recurrent network has none.
+      bool has_space = batch->dim == 0 && !op.is_always_coupled();
+      std::string kept;
+      int dim = 0;
+      for (size_t at = open + 1; at < close; ++dim) {
+        size_t next = std::min(token.find(',', at), close);
+        std::string size = token.substr(at, next - at);
+        bool is_free = dim == batch->dim || (has_space && dim >= 2);
+        if (is_free) shape.sizes.push_back(std::stod(size));
+        kept += is_free ? "?," : size + ",";
+        at = next + 1;
       }
-      token.erase(open, close - open);
+      token = token.substr(0, open) + kept + token.substr(close);
     }
     shape.rest += token + " ";
   }
@@ -88,6 +98,15 @@ double distance(const Shape& a, const Shape& b) {
   return sum;
 }
 
+// The distance to a line of a store, which another version may have written.
+double distance_to_line(const std::string& line, const Shape& wanted) {
+  try {
+    return distance(shape_of(parse_problem(line)), wanted);
+  } catch (const c10::Error&) {
+    return HUGE_VAL;
+  }
+}
+
 }  // namespace
 
 TableKey key_of(const Request& request) {
@@ -95,40 +114,49 @@ TableKey key_of(const Request& request) {
           request.policy.policy.constraints_text(request.problem)};
 }
 
-std::optional<KnownRanking> known_ranking(const Request& request) {
-  if (!are_rankings_kept(request.policy, request.device)) return std::nullopt;
-  TableKey key = key_of(request);
-  auto known = tuning_table::find(key);
-  bool is_own = known && known->device.empty() && known->constraints.empty();
-  if (!is_own) {
-    auto others = ranking_under_others(key, request);
-    if (others) known = std::move(others);
-  }
-  if (!known || is_own || !known->heuristic.empty() || known->measurements.empty()) return known;
-  std::vector<Measurement>& rows = known->measurements;
+std::optional<KnownRanking> admitted_ranking(KnownRanking known, const Request& request) {
+  std::vector<Measurement>& rows = known.measurements;
+  bool is_own = known.device.empty() && known.constraints.empty();
+  if (is_own || rows.empty()) return known;
   Algorithm best = rows[0].algorithm;
   exclude(rows, request);
   // What was not tried, since the best was so much faster, may be the best of what is left.
   bool is_other =
       !(rows[0].algorithm == best) && std::any_of(rows.begin(), rows.end(), was_not_tried);
-  return rows[0].status == Status::ok && !is_other ? known : std::nullopt;
+  bool serves = rows[0].status == Status::ok && !is_other;
+  return serves ? std::optional(std::move(known)) : std::nullopt;
 }
 
-std::optional<KnownRanking> nearest_ranking(const Request& request, std::string& problem) {
+std::optional<KnownRanking> known_ranking(const Request& request) {
+  if (!are_rankings_kept(request.policy, request.device)) return std::nullopt;
+  TableKey key = key_of(request);
+  auto known = tuning_table::find(key);
+  if (known) known = admitted_ranking(std::move(*known), request);
+  return known ? known : ranking_under_others(key, request);
+}
+
+std::vector<std::pair<std::string, KnownRanking>> nearest_rankings(const Request& request) {
+  constexpr size_t kMost = 3;
   TableKey key = key_of(request);
   Shape wanted = shape_of(request.problem);
-  double least = HUGE_VAL;
   std::string op = op_of(request.problem) + " ";
-  for (const std::string& text : tuning_table::problems(key.device, key.constraints)) {
-    if (text.rfind(op, 0) != 0) continue;
-    double away = distance(shape_of(parse_problem(text)), wanted);
-    if (away < least) {
-      least = away;
-      problem = text;
-    }
+  std::vector<std::pair<double, std::string>> near;
+  for (const std::string& line : tuning_table::problems(key.device, key.constraints)) {
+    if (line.rfind(op, 0) != 0 || line == key.problem) continue;
+    double away = distance_to_line(line, wanted);
+    if (away < HUGE_VAL) near.emplace_back(away, line);
   }
-  if (least == HUGE_VAL) return std::nullopt;
-  return tuning_table::find({problem, key.device, key.constraints});
+  std::sort(near.begin(), near.end());
+  near.erase(std::unique(near.begin(), near.end()), near.end());
+  std::vector<std::pair<std::string, KnownRanking>> rankings;
+  for (const auto& [away, line] : near) {
+    auto known = tuning_table::find({line, key.device, key.constraints});
+    bool has_ranked =
+        known && !known->measurements.empty() && known->measurements[0].status == Status::ok;
+    if (has_ranked) rankings.emplace_back(line, std::move(*known));
+    if (rankings.size() == kMost) break;
+  }
+  return rankings;
 }
 
 }  // namespace torch_cudnn_ext

@@ -4,6 +4,8 @@
 
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/select/decision_record.h"
 #include "core/tune/tuning_table.h"
@@ -16,8 +18,11 @@ TableKey key_of(const Request& request);
 // the constraints admit, and what they exclude comes last.
 std::optional<KnownRanking> known_ranking(const Request& request);
 
-// The same, of the problem whose batch and images are nearest in size, and which is equal in all
-// else. `problem` gets its text.
-std::optional<KnownRanking> nearest_ranking(const Request& request, std::string& problem);
+// What holds of a ranking under the constraints of the request, as above.
+std::optional<KnownRanking> admitted_ranking(KnownRanking known, const Request& request);
+
+// Rankings of problems that differ in the sizes of batch and space alone, by problem, the nearest
+// first. Not more than three.
+std::vector<std::pair<std::string, KnownRanking>> nearest_rankings(const Request& request);
 
 }  // namespace torch_cudnn_ext

@@ -15,6 +15,7 @@
 #include "core/plan.h"
 #include "core/policy/resolve.h"
 #include "core/select/decision_record.h"
+#include "core/tune/tuning_table.h"
 
 namespace torch_cudnn_ext {
 
@@ -34,10 +35,16 @@ struct Decision {
   const DecisionRecord* record = nullptr;
   const ResolvedPolicy* policy = nullptr;   // with the rules that match the problem
   std::shared_ptr<const Decision> forward;  // of a backward that runs its forward's algorithm
+  // The version of the tuning table that lacked the problem, if that was all that could be used.
+  // The decision is made again once the table has another.
+  std::optional<int64_t> missed_at;
   // Set when the algorithm did not support the problem as it ran: the decision is made again.
   mutable std::atomic<bool> is_withdrawn{false};
 
-  bool is_valid() const { return !is_withdrawn && (forward == nullptr || forward->is_valid()); }
+  bool is_valid() const {
+    bool is_missed = missed_at && *missed_at != tuning_table::version();
+    return !is_withdrawn && !is_missed && (forward == nullptr || forward->is_valid());
+  }
 };
 
 // A decision, and this thread's plan of its algorithm. There is no plan if there is no algorithm.

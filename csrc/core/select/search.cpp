@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "core/errors.h"
 #include "core/tune/isolation.h"
@@ -67,9 +68,9 @@ class Notice {
 
 }  // namespace
 
-void set_search_budget(std::optional<double> seconds) {
+bool set_search_budget(std::optional<double> seconds) {
   std::lock_guard<std::mutex> lock(searches().mutex);
-  searches().budget_s = seconds;
+  return std::exchange(searches().budget_s, seconds) != seconds;
 }
 
 bool is_search_budget_spent() {

@@ -12,8 +12,8 @@
 namespace torch_cudnn_ext {
 
 // How long all searches of the process may take together; nullopt: without a limit. A search that
-// began is finished.
-void set_search_budget(std::optional<double> seconds);
+// began is finished. Returns whether the budget changed.
+bool set_search_budget(std::optional<double> seconds);
 bool is_search_budget_spent();
 
 struct SearchResult {

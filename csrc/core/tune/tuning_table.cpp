@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,7 @@ constexpr EnumName<Status> kStatuses[] = {{Status::ok, "ok"},
                                           {Status::rejected, "rejected"},
                                           {Status::unstable, "unstable"}};
 
+std::atomic<int64_t> table_version{0};
 std::mutex table_mutex;
 auto& table() {
   static auto* map = new std::map<TableKey, std::vector<Measurement>>();
@@ -103,7 +105,7 @@ std::optional<KnownRanking> find(const TableKey& key) {
   }
   auto store = store_now();
   auto kept = store->find ? store->find(key) : std::nullopt;
-  if (kept && kept->device.empty() && kept->constraints.empty() && kept->heuristic.empty()) {
+  if (kept && kept->is_of_key()) {
     std::lock_guard<std::mutex> lock(table_mutex);
     // Another thread may have measured meanwhile.
     kept->measurements = table().emplace(key, kept->measurements).first->second;
@@ -134,28 +136,31 @@ std::vector<std::string> problems(const std::string& device, const std::string& 
 }
 
 void insert(TableEntry entry) {
+  ++table_version;
   std::lock_guard<std::mutex> lock(table_mutex);
   table()[{entry.problem, entry.device, entry.constraints}] = std::move(entry.measurements);
 }
 
 std::optional<KnownRanking> insert_measured(const TableEntry& entry) {
-  insert(entry);
   auto store = store_now();
   auto other = store->add ? store->add(entry) : std::nullopt;
-  if (!other) return std::nullopt;
-  std::lock_guard<std::mutex> lock(table_mutex);
-  TableKey key{entry.problem, entry.device, entry.constraints};
-  if (other->heuristic.empty()) {
-    table()[key] = other->measurements;
-  } else {
-    table().erase(key);
+  if (!other) {
+    insert(entry);
+  } else if (other->is_of_key()) {
+    insert({entry.problem, entry.device, entry.constraints, other->measurements});
   }
   return other;
 }
 
+int64_t version() { return table_version.load(std::memory_order_relaxed); }
+
 std::optional<KnownRanking> claim(const TableKey& key) {
   auto store = store_now();
-  return store->claim ? store->claim(key) : std::nullopt;
+  auto other = store->claim ? store->claim(key) : std::nullopt;
+  if (other && other->is_of_key()) {
+    insert({key.problem, key.device, key.constraints, other->measurements});
+  }
+  return other;
 }
 
 std::optional<KnownRanking> give_up(const TableKey& key) {

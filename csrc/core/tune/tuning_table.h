@@ -83,6 +83,9 @@ struct KnownRanking {
   std::string device;       // the one that was measured, if it is not the one that was asked for
   std::string constraints;  // those of the ranking, if they are not those that were asked for
   std::string heuristic;    // if not empty: the heuristic's algorithm is to run, for this reason
+
+  // Whether it is a ranking of the very key that was asked for.
+  bool is_of_key() const { return device.empty() && constraints.empty() && heuristic.empty(); }
 };
 
 // The tuning store, which is set from outside and keeps entries when the process ends. Its
@@ -110,14 +113,16 @@ std::vector<TableEntry> entries_of(const std::string& problem, const std::string
 // The problems of which the table or the store has a ranking.
 std::vector<std::string> problems(const std::string& device, const std::string& constraints);
 void insert(TableEntry entry);
-// The same, and gives it to the store, which may know what holds in its place.
+// Gives an entry to the store, and inserts it unless the store knows what holds in its place.
 std::optional<KnownRanking> insert_measured(const TableEntry& entry);
-// As the store's functions.
+// As the store's functions. What `claim` gives of this very key is inserted.
 std::optional<KnownRanking> claim(const TableKey& key);
 std::optional<KnownRanking> give_up(const TableKey& key);
 // Tells the store of a problem that nothing was tuned for.
 void record_untuned(const TableKey& key);
 void set_store(TuningStore store);
+// Grows with each entry that is inserted.
+int64_t version();
 std::vector<TableEntry> entries();
 void clear();
 
