@@ -327,3 +327,10 @@ def test_wrong_arguments_are_errors(tmp_path: Path, measured: Profile) -> None:
     with pytest.raises(ValueError, match="^after: got .*which holds ratios to PyTorch, with"):
         compare(measured, bench)
     assert only_layer(measured).rows
+
+
+def test_another_schema_is_refused() -> None:
+    text = '{"schema": 2, "layers": []}'
+    with pytest.raises(ValueError, match="'new.json' of schema 2, wanted schema 1"):
+        parse_results(text, "new.json")
+    assert parse_results('{"schema": 1, "layers": []}', "x").items == {}

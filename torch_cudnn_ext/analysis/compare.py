@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import statistics
@@ -19,7 +18,7 @@ from typing import TypeAlias
 from torch_cudnn_ext._defaults import TOLERANCE
 from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.page import Page, Section, facts_table, sorted_table
-from torch_cudnn_ext.analysis.records import csv_text, field_names
+from torch_cudnn_ext.analysis.records import csv_text, field_names, result_json
 from torch_cudnn_ext.analysis.result_files import (
     RANKINGS,
     Item,
@@ -181,7 +180,7 @@ class Differences:
     def to_json(self) -> str:
         """All changes, what differs in devices and versions, and the sentence, as JSON."""
         data = dataclasses.asdict(self) | {"sentence": self.sentence(), "is_worse": self.is_worse}
-        return json.dumps(data, indent=1)
+        return result_json(data)
 
     def _page(self) -> Page:
         tables = self.tables(show_all=True)

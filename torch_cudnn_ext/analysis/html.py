@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch_cudnn_ext.analysis.records import Record, csv_text
+from torch_cudnn_ext.analysis.records import Record, csv_text, result_json
 from torch_cudnn_ext.analysis.tables import Column, Table
 
 LONG = 24  # characters that a cell of a page holds without folding
@@ -85,7 +84,7 @@ def formatted(
 ) -> str | list[Table]:
     """Records as one table, as CSV with fields of these names, Markdown, or ``data`` as JSON."""
     if format == "json":
-        return json.dumps(data, indent=1)
+        return result_json(data)
     if format == "csv":
         return csv_text(records, names)
     rows = [[column.cell(record) for column in columns] for record in records]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,13 @@ RECORD_FIELDS = (
 )
 
 Record = dict[str, Any]
+
+SCHEMA = 1  # grows when fields of a result's JSON change their meaning or go
+
+
+def result_json(data: dict[str, Any], allow_nan: bool = True) -> str:
+    """A result as JSON, with the version of its schema."""
+    return json.dumps({"schema": SCHEMA, **data}, indent=1, allow_nan=allow_nan)
 
 
 def layer_records(profile: LayerProfile) -> list[Record]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._files import read_text
+from torch_cudnn_ext.analysis.records import SCHEMA
 from torch_cudnn_ext.tuning.measure import BASELINE
 from torch_cudnn_ext.tuning.store_rows import parse_rows
 
@@ -98,6 +99,11 @@ def parse_results(text: str, label: str) -> Results:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
+    if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
+        raise ValueError(
+            f"got {label!r} of schema {value['schema']!r:.20}, wanted schema {SCHEMA}: another "
+            "version wrote it"
+        )
     try:
         if isinstance(value, dict) and isinstance(value.get("layers"), list):
             return _of_profile(value, label)

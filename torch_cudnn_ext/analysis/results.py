@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.lint import Hint, profile_hints
 from torch_cudnn_ext.analysis.page import Page
 from torch_cudnn_ext.analysis.profile_page import environment_of, profile_page
-from torch_cudnn_ext.analysis.records import RECORD_FIELDS, csv_text, layer_records
+from torch_cudnn_ext.analysis.records import RECORD_FIELDS, csv_text, layer_records, result_json
 from torch_cudnn_ext.analysis.settings import Settings
 from torch_cudnn_ext.analysis.summary import SHOWN_LAYERS, profile_tables, sentence_of
 from torch_cudnn_ext.analysis.tables import LISTED_ROWS, Extent, print_tables
@@ -388,7 +387,7 @@ class Profile:
         layers = [dataclasses.asdict(profile) for profile in self.layers]
         for layer in layers:
             layer["rows"] = finite_rows(layer["rows"])
-        return json.dumps(
+        return result_json(
             {
                 "title": self.title,
                 "settings": None if self.is_kept else dataclasses.asdict(self.settings),
@@ -398,7 +397,6 @@ class Profile:
                 "without_functions": self.without_functions,
                 "totals": [dataclasses.asdict(line) for line in self.totals()],
             },
-            indent=1,
             allow_nan=False,
         )
 
