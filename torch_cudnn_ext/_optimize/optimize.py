@@ -37,6 +37,7 @@ from torch_cudnn_ext._optimize.ways import (
     known_reason_against_graphs,
     reason_against_graphs,
     right_ways,
+    samples_of_ways,
 )
 from torch_cudnn_ext._torch_internals import has_hooks
 from torch_cudnn_ext._workload.model_state import preserve_model_state
@@ -139,10 +140,14 @@ def _for_inference(model: Module, options: Options, search: Search) -> Inference
             stack.enter_context(preserve_model_state(one))
             search.tune(one, search.count(one, one._untuned))
             one._recipe.shapes = [sizes_of(args)]
-        fast = found[0] if len(found) == 1 else faster_of(found, args)
+        fast = found[0] if len(found) == 1 else _faster_of(found, args)
         _finish(fast, search, options.max_error, most)
     fast._forget_graphs()
     return fast
+
+
+def _faster_of(found: list[InferenceModel], args: tuple[Any, ...]) -> InferenceModel:
+    return faster_of(found, samples_of_ways([(one, Way.optimized) for one in found], args))
 
 
 def _finish(
@@ -153,9 +158,7 @@ def _finish(
     Raises:
         ValueError: As `optimize`.
     """
-    if search.progress is not None:
-        count = len(fast._recipe.problems)
-        search.progress.problem(count, count, "compiling and timing the whole network")
+    search.tell(fast, "compiling and timing the whole network")
     fast.report.cuda_graph = reason_against_graphs(fast, search.args)
     if not fast.report.torch_compile:
         _mix(fast, search)

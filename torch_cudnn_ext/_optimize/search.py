@@ -70,6 +70,12 @@ class Search:
         recipe = fast._recipe
         recipe.problems = [*dict.fromkeys((*recipe.problems, *problems))]
 
+    def tell(self, fast: OptimizedModel, text: str) -> None:
+        """Tell what is done after all problems are tuned."""
+        if self.progress is not None:
+            count = len(fast._recipe.problems)
+            self.progress.problem(count, count, text)
+
     def rows(self, fast: OptimizedModel) -> list[ProblemRow]:
         """What was found for each problem."""
         calls, rows = self.calls[fast._recipe.layout], []

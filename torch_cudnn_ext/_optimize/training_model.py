@@ -97,6 +97,11 @@ class TrainingModel(OptimizedModel):
         return self._twins[False].has_layers
 
     @property
+    def twins(self) -> list[Module]:
+        """The model's code with layers of this package."""
+        return [twin.network for twin in self._twins.values()]
+
+    @property
     def untuned(self) -> Module:
         """The model's code with layers of this package, for sizes that are not tuned."""
         return self._twins[False].network
