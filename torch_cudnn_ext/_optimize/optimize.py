@@ -27,7 +27,7 @@ from torch_cudnn_ext._optimize.optimized import InferenceModel, OptimizedModel
 from torch_cudnn_ext._optimize.options import Layout, Loss, NewShape, Options, example_of
 from torch_cudnn_ext._optimize.recipe import Recipe, RecipeFile, Way, read_recipe
 from torch_cudnn_ext._optimize.rewriting import facts_of, facts_of_run
-from torch_cudnn_ext._optimize.search import PYTORCHS, Search
+from torch_cudnn_ext._optimize.search import Search
 from torch_cudnn_ext._optimize.tracing import same_random_numbers
 from torch_cudnn_ext._optimize.training import optimize_training
 from torch_cudnn_ext._optimize.training_model import TrainingModel
@@ -42,9 +42,10 @@ from torch_cudnn_ext._optimize.ways import (
 from torch_cudnn_ext._torch_internals import has_hooks
 from torch_cudnn_ext._workload.model_state import preserve_model_state
 from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in
+from torch_cudnn_ext.models.enable import is_enabled
 from torch_cudnn_ext.ops.family import family_of
 from torch_cudnn_ext.policy import PolicyLike
-from torch_cudnn_ext.tuning.measure import Progress
+from torch_cudnn_ext.tuning.measure import BASELINE, Progress
 from torch_cudnn_ext.tuning.store import take_rows
 from torch_cudnn_ext.tuning.tune import device_of
 
@@ -72,7 +73,8 @@ def optimize(
     For inference a copy of the model is traced, folded and fused; all problems are tuned;
     ``torch.compile`` makes another version. For training the model's own code runs with layers of
     this package, which are tuned forward and backward, on the model's parameters. What was made is
-    timed by turns with PyTorch's layers, and the fastest runs. The model is not changed.
+    timed by turns with PyTorch's layers, and the fastest runs. The model is not changed, except
+    for the strides of its filters in training if ``layout`` converts them.
 
     Args:
         model: Any module without hooks, on one device.
@@ -89,11 +91,14 @@ def optimize(
             a GPU.
         on_new_shape: What layers do for inputs of other sizes than the example's: ``heuristic``
             runs untuned; ``autotune`` tunes in the first such call.
-        max_error: The largest error of results and gradients that is allowed, relative to the
-            largest element of each in float64.
+        max_error: The largest error that is allowed for a tensor of the results, relative to its
+            largest element in float64. In training this includes buffers and gradients; a
+            gradient's error is relative to the largest element of its layer's gradients, or to a
+            thousandth of the largest of all gradients if that is more.
         peak_memory: The most memory that a call takes for activations and workspaces, in training
             also for gradients: bytes, or a text such as ``4GiB``. It is measured on a GPU, for each
-            way to run; a way above it does not run.
+            way to run; a way above it does not run. This resets the peaks that
+            ``torch.cuda.max_memory_allocated`` gives.
         time_budget_s: Seconds of tuning for a problem; 0 is no limit.
         knob_search: Also search the knobs of the best engines.
         jobs: How many processes tune; see `tuning.tune`.
@@ -109,7 +114,7 @@ def optimize(
             initialised, there is no tensor among the inputs, no output has a gradient in training,
             all errors are above ``max_error`` or not known, all peaks are above ``peak_memory`` or
             the model is on the CPU, or an argument is none of its values.
-        RuntimeError: As `tuning.tune`.
+        RuntimeError: As `tuning.tune`; or PyTorch's own operators run ours, by `enable`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
@@ -120,6 +125,11 @@ def optimize(
         train, loss, policy, layout, cuda_graph, torch_compile, on_new_shape, max_error, peak_memory
     )
     args = example_of(inputs, train)
+    if is_enabled():
+        raise RuntimeError(
+            "optimize: got PyTorch's operators run by ours, so that there is nothing to compare "
+            "with; wanted them as they are: call disable() before"
+        )
     search = Search(args, time_budget_s, knob_search, jobs, progress, train)
     return (_for_training if train else _for_inference)(model, options, search)
 
@@ -268,6 +278,6 @@ def _mix(fast: InferenceModel, search: Search) -> None:
     met = search.problems(fast, network)
     search.tune(fast, [p for p in met if family_of(_C.problem_info(p)).gains_over_compiler])
     found = choices(network)
-    ours = {choice.layer for choice in found if choice.algorithm != PYTORCHS}
+    ours = {choice.layer for choice in found if choice.algorithm != BASELINE}
     fast.report.left = recipe.left = [*dict.fromkeys(c.layer for c in found if c.layer not in ours)]
     compiled.module = make_mixed_network(fast, facts_of_run())
