@@ -125,13 +125,17 @@ def optimize(
         train, loss, policy, layout, cuda_graph, torch_compile, on_new_shape, max_error, peak_memory
     )
     args = example_of(inputs, train)
+    _check_baseline()
+    search = Search(args, time_budget_s, knob_search, jobs, progress, train)
+    return (_for_training if train else _for_inference)(model, options, search)
+
+
+def _check_baseline() -> None:
     if is_enabled():
         raise RuntimeError(
             "optimize: got PyTorch's operators run by ours, so that there is nothing to compare "
             "with; wanted them as they are: call disable() before"
         )
-    search = Search(args, time_budget_s, knob_search, jobs, progress, train)
-    return (_for_training if train else _for_inference)(model, options, search)
 
 
 def _for_training(model: Module, options: Options, search: Search) -> TrainingModel:
