@@ -163,7 +163,7 @@ def test_the_statistics_of_stores(capsys: Capture, tmp_path: Path) -> None:
     here, gpu = by_device.pop(fingerprint), by_device.pop(H200)
     (others,) = by_device.values()
     assert (here["problems"], here["rows"]) == (2, 3)
-    ages = {"one day": 1, "7 days": 0, "30 days": 0, "older": 1, "unknown": 1}
+    ages = {"one_day": 1, "7_days": 0, "30_days": 0, "older": 1, "unknown": 1}
     assert {name: here[name] for name in ages} == ages
     assert (here["serves"], others["serves"]) == ("cpu", "no: other threads")
     assert torch.cuda.is_available() or gpu["serves"] == "no: other device"

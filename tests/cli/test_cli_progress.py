@@ -93,6 +93,28 @@ def test_short_commands_tell_nothing_where_there_is_no_terminal(capsys: Capture)
     assert capsys.readouterr().err == ""
 
 
+def test_nothing_known_is_no_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.01)
+    with ProgressBar() as bar:
+        time.sleep(0.1)
+        bar.phase("running")
+    assert "\n\n" not in f"\n{capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("reason", ["json", "terminal"])
+def test_bench_prints_each_row_once(
+    reason: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = _terminal(monkeypatch)
+    command = ["bench", PROBLEM, "--device", "cpu", "--time-budget", "0.1"]
+    if reason == "json":
+        command += ["--format", "json"]
+    else:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(command) == 0
+    assert "problem  " not in errors.getvalue() and capsys.readouterr().out
+
+
 def test_bench_prints_rows_as_they_finish(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = _terminal(monkeypatch)
     command = ["bench", PROBLEM, "--device", "cpu", "--time-budget", "0.1"]

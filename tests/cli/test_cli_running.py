@@ -16,8 +16,9 @@ from helpers import LINE, PROBLEM
 from rich.console import Console
 
 from torch_cudnn_ext import tuning
+from torch_cudnn_ext._commands.options import Format
 from torch_cudnn_ext.analysis.tables import Column, Table, _print_rows
-from torch_cudnn_ext.cli import main
+from torch_cudnn_ext.cli import main, running
 
 
 @pytest.mark.parametrize("option", ["--resume", "--table"])
@@ -113,6 +114,16 @@ def test_a_profile_that_was_killed_goes_on(tmp_path: Path) -> None:
     for left in (8 - kept, 0):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert f"\nMeasured {left} problem" in done.stdout
+
+
+def test_what_was_measured_keeps_its_capitals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        running, "measured_text", lambda before: "measured 1; misses: 1 other cuDNN"
+    )
+    running.print_measured(Format.table, tuning.statistics())
+    assert capsys.readouterr().out == "Measured 1; misses: 1 other cuDNN.\n"
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])

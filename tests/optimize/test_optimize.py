@@ -579,17 +579,26 @@ def test_calls_are_counted_in_the_run_that_finds_the_problems(
 ) -> None:
     traced = list[nn.Module]()
 
-    def traces(network: nn.Module, *args: Any, **options: Any) -> dict[str, int]:
+    def traces(network: nn.Module, *args: Any, **options: Any) -> Any:
         traced.append(network)
-        return problems_met(network, *args, **options)
+        return described_calls(network, *args, **options)
 
-    problems_met = search.problems_met
-    monkeypatch.setattr(search, "problems_met", traces)
+    described_calls = search.described_calls
+    monkeypatch.setattr(search, "described_calls", traces)
     conv = nn.Conv2d(3, 3, 3, padding=1)
     model, x = nn.Sequential(conv, conv, nn.Softmax(1)).eval(), torch.randn(2, 3, 8, 8)
     fast = tce.optimize(model, x, layout="search", **BUDGET)
     assert len(traced) == 2  # one a layout
     assert [row.calls for row in fast.report.problems] == [2, 1]
+
+
+def test_operators_that_are_ours_are_no_baseline() -> None:
+    for train in (False, True):
+        with (
+            tce.enabled(),
+            pytest.raises(RuntimeError, match="is nothing to compare"),
+        ):
+            tce.optimize(nn.Conv1d(2, 2, 3), torch.randn(1, 2, 8), train=train, **BUDGET)
 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
@@ -616,6 +625,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "own_net.py").write_text(
         "import torch\ndef make():\n    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3),"
         " torch.nn.BatchNorm2d(4), torch.nn.ReLU())\n    return net, torch.randn(2, 3, 8, 8)\n"
+        "class Large(torch.nn.Module):\n    def forward(self, x):\n"
+        "        raise RuntimeError('CUDA out of memory: 3 GiB')\n"
+        "def large():\n    return Large(), torch.randn(2, 3)\n"
+        "def small():\n    return torch.nn.ReLU(), torch.randn(2, 3)\n"
     )
     file, plot = tmp_path / "net.tce", tmp_path / "plot.svg"
     arguments = ["optimize", "--model", "own_net:make", "--device", "cpu", "--save", str(file)]
@@ -629,5 +642,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert main([*arguments, "--pareto", "plot.pdf"]) == 2
         assert "--pareto: got 'plot.pdf', wanted a name that ends in" in capsys.readouterr().err
         assert 'way = "' in file.read_text()
+        assert main([*arguments, "--pareto", str(tmp_path / "no" / "p.svg")]) == 2
+        assert "which is no folder, wanted a file" in capsys.readouterr().err
+        arguments[2] = "own_net:small"
+        assert main([*arguments, "--pareto", str(tmp_path / "other.svg")]) == 0
+        assert "--pareto: nothing is drawn, since" in capsys.readouterr().err
+        arguments[2] = "own_net:large"
+        for mode in ("--inference", "--train"):
+            assert main([*arguments, mode]) == 1
+            said = "own_net:large raised RuntimeError: CUDA out of memory: 3 GiB"
+            assert said in capsys.readouterr().err
         assert main([*arguments, "--layout", "x"]) == 2
         assert "--layout: got 'x', wanted one of keep" in capsys.readouterr().err

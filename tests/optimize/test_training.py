@@ -267,23 +267,67 @@ def test_pytorchs_way_is_kept_if_ours_loses(times: list[float]) -> None:
     assert fast.report.way is Way.plain and not fast._twins
     assert "PyTorch's layers run, since ours took 2.000 times as long" in str(fast.report)
     assert model[0].weight.is_contiguous() and not ran_ours(fast, x)
+    assert fast.report.layout == fast._recipe.layout == "keep"
 
 
-def test_wrong_gradients_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_baseline_is_the_model_as_it_is() -> None:
+    seen = set[tuple[bool, bool]]()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            last = torch.channels_last
+            seen.add(
+                (x.is_contiguous(memory_format=last),
+                self.conv.weight.is_contiguous(memory_format=last))
+            )  # fmt: skip
+            y: Tensor = self.conv(x)
+            return y
+
+    fast = trained(Net(), images(), layout="channels_last")
+    assert fast.report.way is Way.optimized and seen == {(False, False), (True, True)}
+
+
+class AlsoCoarse(nn.Module):
+    """A network with another output of few digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_net()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.net(x)
+        return y, y.detach().bfloat16()
+
+
+@pytest.mark.parametrize("make", [small_net, AlsoCoarse])
+def test_wrong_gradients_are_not_used(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = TrainingModel.run
 
     def wrong(self: Any, way: Way, *args: Any) -> Any:
         y = run(self, way, *args)
         if way is Way.optimized:  # right results, whose gradients are too large
-            y.register_hook(lambda grad: grad * 1.01)
+            first = y if isinstance(y, Tensor) else y[0]
+            first.register_hook(lambda grad: grad * 1.01)
         return y
 
     monkeypatch.setattr(TrainingModel, "run", wrong)
-    fast = trained(small_net(), images())
+    fast = trained(make(), images())
     assert fast.report.way is Way.plain
     assert "not used: optimized layers, since its error was 0.0" in fast.report.note
     with pytest.raises(ValueError, match="max_error: the least error"):
-        trained(small_net(), images(), max_error=1e-12)
+        trained(make(), images(), max_error=1e-12)
+
+
+def test_inputs_are_layers_of_their_own() -> None:
+    small, large = torch.tensor([1.0]), torch.tensor([100.0])
+    assert training._scales(["weight", "input 0."], [small, large]) == [1.0, 100.0]
+    assert training._scales(["a.weight", "a.bias"], [large, small]) == [100.0, 100.0]
 
 
 def test_gradients_that_are_zero_but_for_rounding_are_no_errors() -> None:
@@ -298,6 +342,79 @@ def test_dropout_is_not_part_of_the_check(device: str) -> None:
     assert fast.report.errors[Way.plain] < 1e-3
     torch.manual_seed(1)
     assert not torch.equal(fast(images(device=device)), fast(images(device=device)))
+
+
+def test_dropout_of_other_layers_is_not_part_of_the_check() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 4, num_layers=2, dropout=0.5)
+            self.attention = nn.MultiheadAttention(4, 2, dropout=0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.lstm(x)[0]
+            y = self.attention(y, y, y)[0]
+            return y
+
+    model = Net()
+    fast = trained(model, torch.randn(3, 2, 4), max_error=1e-2)
+    assert fast.report.errors[Way.plain] < 1e-3
+    assert {one.lstm.dropout for one in (model, *fast.twins)} == {0.5}  # type: ignore[union-attr]
+
+
+def test_networks_whose_errors_are_not_known() -> None:
+    class Drops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.conv(x)
+            return y * (torch.rand_like(y) > 0.5)  # others in float64
+
+    class Single(Drops):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.dtype != torch.float32:
+                raise TypeError("no such dtype")
+            y: Tensor = self.conv(x)
+            return y
+
+    draws = "the errors are not known, since its forward draws random numbers"
+    report = trained(Drops(), images()).report
+    assert report.errors == {} and report.way is Way.optimized and draws in str(report)
+    with pytest.raises(ValueError, match=f"max_error: {draws}; wanted none"):
+        trained(Drops(), images(), max_error=1.0)
+    with pytest.raises(ValueError, match=r"run in float64 \(TypeError: no such dtype\); wanted"):
+        trained(Single(), images(), max_error=1.0)
+
+
+def test_steps_write_nothing_of_the_users_loss() -> None:
+    class Criterion(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(5)
+
+        def forward(self, y: Tensor) -> Tensor:
+            decay = sum(p.square().sum() for p in model.parameters())
+            return (self.norm(y) * scale).square().mean() + decay
+
+    model, criterion = small_net(), Criterion()
+    scale = nn.Parameter(torch.ones(5))
+    scale.grad = kept = torch.ones(5)
+    for loss in (criterion, lambda y: criterion(y)):
+        count = int(criterion.norm.num_batches_tracked)
+        trained(model, images(), loss=loss)
+        assert scale.grad is kept and criterion.norm.weight.grad is None
+        assert all(p.grad is None for p in model.parameters())
+        assert loss is not criterion or int(criterion.norm.num_batches_tracked) == count
+
+
+def test_autocasts_copies_are_no_part_of_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared = list[str]()
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append("cleared"))
+    step = training._Step((images(),), None, "cpu")
+    step.forget_gradients(small_net())
+    assert cleared == ["cleared"]
 
 
 def test_losses() -> None:

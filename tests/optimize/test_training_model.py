@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 from optimize_helpers import check_step as check
 from optimize_helpers import images, ran_ours, small_net
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import torch_cudnn_ext as tce
 from torch_cudnn_ext._optimize.making import digest_of, new_training_report
 from torch_cudnn_ext._optimize.options import Options
+from torch_cudnn_ext._optimize.recipe import Way
 from torch_cudnn_ext._optimize.training_model import TrainingModel
 
 
@@ -113,7 +117,7 @@ def test_layers_of_the_user_keep_their_policies_and_pins() -> None:
     assert before == ([type(m) for m in model], [getattr(m, "policy", None) for m in model])
     twin: Any = fast._twins[True].network
     assert twin[0].policy == model[0].policy and twin[1] is model[1]
-    assert "autotune" in twin[2].policy
+    assert "fwd=tuned" in twin[2].policy
     check(fast, model, images())
 
 
@@ -124,6 +128,62 @@ def test_modules_without_layers_are_the_models_own() -> None:
     assert twin[1] is model[1] and twin[0][2] is model[0][2] and twin[0][0] is not model[0][0]
     model[1].p = 1.0  # such as a schedule does
     assert float(fast(x).detach().abs().max()) == 0
+
+
+def _train_as_rank(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    other, x = copy.deepcopy(model), images(4)
+    fast = made(model, x[:2])
+    assert ran_ours(fast, x)
+    distributed = DistributedDataParallel(fast)
+    for _ in range(2):
+        distributed.zero_grad()
+        distributed(x.chunk(2)[rank]).square().mean().backward()
+    other(x).square().mean().backward()  # of all ranks' images
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5)
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_sum_their_gradients(tmp_path: Path) -> None:
+    mp.spawn(_train_as_rank, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
+
+
+class Meter:
+    """Counts calls."""
+
+    count = 0
+
+
+class KeepsNested(nn.Module):
+    """A network whose state is in containers and objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.stats, self.meter = nn.Conv2d(3, 4, 3), {"means": list[float]()}, Meter()
+        self.layers, self.run = [self.conv], self.compute
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layers[0](x)
+        return y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.run(x)
+        self.stats["means"].append(float(y.detach().mean()))
+        self.meter.count += 1
+        return y
+
+
+def test_nested_state_is_the_models() -> None:
+    model, x = KeepsNested(), images()
+    fast = tce.optimize(model, x, train=True, time_budget_s=0.02)
+    assert not model.stats["means"] and not model.meter.count
+    fast = made(model, x)
+    assert ran_ours(fast, x)  # also by a list of layers and a method in an attribute
+    assert len(model.stats["means"]) == model.meter.count == 1
 
 
 def test_copies_and_pickles_train_models_of_their_own() -> None:
@@ -147,3 +207,30 @@ def test_other_sizes_are_not_tuned() -> None:
     fast(x)
     fast(images(5))
     assert len(tce.tuning.entries()) == held
+
+
+def test_calls_measure_nothing_unless_asked() -> None:
+    x = images()
+    for on_new_shape, measures in (("heuristic", False), ("autotune", True)):
+        fast: Any = tce.optimize(
+            small_net(), x, train=True, time_budget_s=0.02, on_new_shape=on_new_shape,
+        )  # fmt: skip
+        fast.report.way = Way.optimized
+        tce.tuning.clear()  # as with another number of threads
+        fast(x)
+        assert bool(tce.tuning.entries()) == measures
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_functions_that_a_forward_calls_are_pytorchs(train: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.weight = nn.Conv2d(3, 4, 3), nn.Parameter(torch.ones(4, 4, 5, 5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.nn.functional.conv2d(self.conv(x), self.weight)
+            return torch.softmax(y @ torch.ones(2, 2), 1)
+
+    report = tce.optimize(Net(), images(), train=train, time_budget_s=0.02).report
+    assert report.problems and all("w=f32[4,3,3,3]" in row.problem for row in report.problems)

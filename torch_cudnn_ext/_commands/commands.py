@@ -269,7 +269,12 @@ class Optimize(Command):
     tensors: options.Tensors
     device: options.Device = None
     constraints: options.Constraints
-    train: bool = option(False, "--train", "For training: forward and backward of each step.")
+    train: bool = option(
+        False,
+        "--train/--inference",
+        "For training, forward and backward of each step, or for inference. By default for "
+        "inference.",
+    )
     layout: str = option(
         "keep",
         "--layout",

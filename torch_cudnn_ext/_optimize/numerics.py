@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from torch_cudnn_ext._optimize.forms import form_of
+from torch_cudnn_ext._optimize.forms import form_of, reason_of
 from torch_cudnn_ext._workload.model_state import copied
 from torch_cudnn_ext._workload.pytree import is_floating, map_tensors, tensors_in
 
@@ -18,11 +18,15 @@ from torch_cudnn_ext._workload.pytree import is_floating, map_tensors, tensors_i
 MOST_ERROR_RATIO, MOST_EPSILONS = 10.0, 64.0
 
 
-def is_far_less_accurate(error: float, plain_error: float, of_plain: Any) -> bool:
-    """Whether an error is far larger than that of PyTorch's layers, whose results are given."""
-    floats = [*filter(is_floating, tensors_in(of_plain))]
-    coarsest = max((torch.finfo(t.dtype).eps for t in floats), default=0.0)
-    return not error <= MOST_ERROR_RATIO * plain_error + MOST_EPSILONS * coarsest
+def coarsest_rounding(results: Any) -> float:
+    """The largest relative rounding of the dtypes of results; 0 if none is floating-point."""
+    floats = [*filter(is_floating, tensors_in(results))]
+    return max((torch.finfo(t.dtype).eps for t in floats), default=0.0)
+
+
+def is_far_less_accurate(error: float, plain_error: float, rounding: float) -> bool:
+    """Whether an error is far larger than that of PyTorch's layers."""
+    return not error <= MOST_ERROR_RATIO * plain_error + MOST_EPSILONS * rounding
 
 
 def results_in_float64(
@@ -30,8 +34,8 @@ def results_in_float64(
     args: tuple[Any, ...],
     of_plain: Any,
     results: Callable[[Module, tuple[Any, ...]], Any],
-) -> list[Tensor] | None:
-    """The tensors of the model's results in float64; None if it has no such results.
+) -> list[Tensor] | str:
+    """The tensors of the model's results in float64; if it has no such results, why.
 
     Args:
         plain: The model.
@@ -46,10 +50,13 @@ def results_in_float64(
 
     try:
         result = tensors_in(results(copied(plain).double(), map_tensors(wide, args)))
-    except Exception:  # an operator or a check that takes no float64, or memory is short
-        return None
+    except Exception as error:  # an operator or a check that takes no float64, or memory is short
+        why = f"{type(error).__name__}: {reason_of(error)}"
+        return f"the network does not run in float64 ({why})"
     shapes = [[t.shape for t in tensors] for tensors in (result, tensors_in(of_plain))]
-    return result if shapes[0] == shapes[1] else None
+    if shapes[0] == shapes[1]:
+        return result
+    return "the network gives results of other sizes in float64"
 
 
 def largest_error(

@@ -27,7 +27,7 @@ from torch_cudnn_ext._optimize.optimized import InferenceModel, OptimizedModel
 from torch_cudnn_ext._optimize.options import Layout, Loss, NewShape, Options, example_of
 from torch_cudnn_ext._optimize.recipe import Recipe, RecipeFile, Way, read_recipe
 from torch_cudnn_ext._optimize.rewriting import facts_of, facts_of_run
-from torch_cudnn_ext._optimize.search import PYTORCHS, Search
+from torch_cudnn_ext._optimize.search import Search
 from torch_cudnn_ext._optimize.tracing import same_random_numbers
 from torch_cudnn_ext._optimize.training import optimize_training
 from torch_cudnn_ext._optimize.training_model import TrainingModel
@@ -37,13 +37,15 @@ from torch_cudnn_ext._optimize.ways import (
     known_reason_against_graphs,
     reason_against_graphs,
     right_ways,
+    samples_of_ways,
 )
 from torch_cudnn_ext._torch_internals import has_hooks
 from torch_cudnn_ext._workload.model_state import preserve_model_state
 from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in
+from torch_cudnn_ext.models.enable import is_enabled
 from torch_cudnn_ext.ops.family import family_of
 from torch_cudnn_ext.policy import PolicyLike
-from torch_cudnn_ext.tuning.measure import Progress
+from torch_cudnn_ext.tuning.measure import BASELINE, Progress
 from torch_cudnn_ext.tuning.store import take_rows
 from torch_cudnn_ext.tuning.tune import device_of
 
@@ -71,7 +73,8 @@ def optimize(
     For inference a copy of the model is traced, folded and fused; all problems are tuned;
     ``torch.compile`` makes another version. For training the model's own code runs with layers of
     this package, which are tuned forward and backward, on the model's parameters. What was made is
-    timed by turns with PyTorch's layers, and the fastest runs. The model is not changed.
+    timed by turns with PyTorch's layers, and the fastest runs. The model is not changed, except
+    for the strides of its filters in training if ``layout`` converts them.
 
     Args:
         model: Any module without hooks, on one device.
@@ -88,11 +91,14 @@ def optimize(
             a GPU.
         on_new_shape: What layers do for inputs of other sizes than the example's: ``heuristic``
             runs untuned; ``autotune`` tunes in the first such call.
-        max_error: The largest error of results and gradients that is allowed, relative to the
-            largest element of each in float64.
+        max_error: The largest error that is allowed for a tensor of the results, relative to its
+            largest element in float64. In training this includes buffers and gradients; a
+            gradient's error is relative to the largest element of its layer's gradients, or to a
+            thousandth of the largest of all gradients if that is more.
         peak_memory: The most memory that a call takes for activations and workspaces, in training
             also for gradients: bytes, or a text such as ``4GiB``. It is measured on a GPU, for each
-            way to run; a way above it does not run.
+            way to run; a way above it does not run. This resets the peaks that
+            ``torch.cuda.max_memory_allocated`` gives.
         time_budget_s: Seconds of tuning for a problem; 0 is no limit.
         knob_search: Also search the knobs of the best engines.
         jobs: How many processes tune; see `tuning.tune`.
@@ -108,7 +114,7 @@ def optimize(
             initialised, there is no tensor among the inputs, no output has a gradient in training,
             all errors are above ``max_error`` or not known, all peaks are above ``peak_memory`` or
             the model is on the CPU, or an argument is none of its values.
-        RuntimeError: As `tuning.tune`.
+        RuntimeError: As `tuning.tune`; or PyTorch's own operators run ours, by `enable`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
@@ -119,8 +125,17 @@ def optimize(
         train, loss, policy, layout, cuda_graph, torch_compile, on_new_shape, max_error, peak_memory
     )
     args = example_of(inputs, train)
+    _check_baseline()
     search = Search(args, time_budget_s, knob_search, jobs, progress, train)
     return (_for_training if train else _for_inference)(model, options, search)
+
+
+def _check_baseline() -> None:
+    if is_enabled():
+        raise RuntimeError(
+            "optimize: got PyTorch's operators run by ours, so that there is nothing to compare "
+            "with; wanted them as they are: call disable() before"
+        )
 
 
 def _for_training(model: Module, options: Options, search: Search) -> TrainingModel:
@@ -139,10 +154,14 @@ def _for_inference(model: Module, options: Options, search: Search) -> Inference
             stack.enter_context(preserve_model_state(one))
             search.tune(one, search.count(one, one._untuned))
             one._recipe.shapes = [sizes_of(args)]
-        fast = found[0] if len(found) == 1 else faster_of(found, args)
+        fast = found[0] if len(found) == 1 else _faster_of(found, args)
         _finish(fast, search, options.max_error, most)
     fast._forget_graphs()
     return fast
+
+
+def _faster_of(found: list[InferenceModel], args: tuple[Any, ...]) -> InferenceModel:
+    return faster_of(found, samples_of_ways([(one, Way.optimized) for one in found], args))
 
 
 def _finish(
@@ -153,9 +172,7 @@ def _finish(
     Raises:
         ValueError: As `optimize`.
     """
-    if search.progress is not None:
-        count = len(fast._recipe.problems)
-        search.progress.problem(count, count, "compiling and timing the whole network")
+    search.tell(fast, "compiling and timing the whole network")
     fast.report.cuda_graph = reason_against_graphs(fast, search.args)
     if not fast.report.torch_compile:
         _mix(fast, search)
@@ -265,6 +282,6 @@ def _mix(fast: InferenceModel, search: Search) -> None:
     met = search.problems(fast, network)
     search.tune(fast, [p for p in met if family_of(_C.problem_info(p)).gains_over_compiler])
     found = choices(network)
-    ours = {choice.layer for choice in found if choice.algorithm != PYTORCHS}
+    ours = {choice.layer for choice in found if choice.algorithm != BASELINE}
     fast.report.left = recipe.left = [*dict.fromkeys(c.layer for c in found if c.layer not in ours)]
     compiled.module = make_mixed_network(fast, facts_of_run())

@@ -36,8 +36,9 @@ class OptimizedModel(Module):
     a move to another dtype or device.
 
     **For training** its parameters, buffers and modules are the model's: to train it is to train
-    the model, and its state dict is the model's. The model itself stays as it is. Evaluation, and
-    calls while a module of the model has hooks or was exchanged, run the model's own code.
+    the model, and its state dict is the model's. The model itself stays as it is, except for the
+    strides of its filters if the layout is another. Evaluation, and calls while a module that holds
+    a layer of ours has hooks or was exchanged, run the model's own code.
 
     Attributes:
         report: What was done, and how fast it is.

@@ -125,7 +125,7 @@ class Recipe:
             f"autocast = {toml_string(self.autocast)}",
             f"untraced = {toml_string(self.untraced)}",
             f"way = {toml_string(way.name)}",
-            *(["train = true"] if self.train else []),
+            f"train = {str(self.train).lower()}",
             *_list_lines("shapes", self.shapes),
             *_list_lines("problems", self.problems),
             *_list_lines("separate", self.separate),
@@ -168,7 +168,6 @@ def read_recipe(path: str | os.PathLike[str]) -> RecipeFile:
 
 
 def _parsed(table: dict[str, Any]) -> RecipeFile:
-    table.setdefault("train", False)
     _check_keys(table, ("format", "network", "way", "rankings", "rewrites", *_RECIPE), "a recipe")
     if table["format"] != _FORMAT:
         raise ValueError(f"format is {table['format']!r}, wanted {_FORMAT}")

@@ -53,9 +53,10 @@ class OptimizationReport:
         ratio: How many times as fast as PyTorch the network is: the time of the fastest way with
             PyTorch's layers (``torch.compile`` is one), divided by the time of the way that runs.
         interval: The 95 % interval of ``ratio``.
-        errors: For each way but those in CUDA graphs, the largest error of the results, relative to
-            the largest element of the results in float64. Empty if the network does not run in
-            float64.
+        errors: For each way, without and with CUDA graphs together, the largest error of a tensor
+            of the results, relative to the largest element of that tensor in float64. For training
+            see ``max_error`` of `optimize`. Empty if the network does not run in float64 or draws
+            random numbers.
         peak_bytes: For each way, the most memory that a call has taken, if `optimize` was given
             ``peak_memory``.
         note: Why PyTorch's layers run, if they do, and which results were too far off.

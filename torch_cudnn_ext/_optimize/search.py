@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,20 @@ from torch.nn import Module
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._optimize.optimized import OptimizedModel
 from torch_cudnn_ext._optimize.report import ProblemRow
+from torch_cudnn_ext._optimize.rewriting import ConvolutionAdd
+from torch_cudnn_ext._policy_text import only_fields
 from torch_cudnn_ext._workload.pytree import map_tensors
+from torch_cudnn_ext._workload.recorder import RecordedCall, described_calls
+from torch_cudnn_ext._workload.running import dry_run
+from torch_cudnn_ext.knobs import pushed
+from torch_cudnn_ext.models.enable import enabled_anew
+from torch_cudnn_ext.nn import Tunable
 from torch_cudnn_ext.ops.family import family_of
-from torch_cudnn_ext.tuning.measure import Progress
-from torch_cudnn_ext.tuning.tune import device_of, problems_met, tune
+from torch_cudnn_ext.tuning.measure import BASELINE, Progress
+from torch_cudnn_ext.tuning.tune import device_of, tune
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Measurement
-
-PYTORCHS = "aten:default"  # the algorithm that is PyTorch's own kernel
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,26 @@ class Search:
         return self.calls[fast._recipe.layout]
 
     def problems(self, fast: OptimizedModel, network: Module) -> dict[str, int]:
-        """The problems that a network of its layers meets, with the number of calls of each."""
+        """The problems that layers of ours in a network meet, with the number of calls of each.
+
+        A forward's own calls of functions, such as of ``F.conv2d``, are PyTorch's.
+        """
         recipe = fast._recipe
         inputs = map_tensors(recipe.in_layout, self.args)
-        found = problems_met(network, inputs, train=self.train, policy=recipe.policy)
-        if self.train:  # nothing is fused, so that the others are PyTorch's
-            found = {p: n for p, n in found.items() if family_of(_C.problem_info(p)).gains}
-        return found
+        switches = pushed(only_fields(recipe.policy, ("compute",)))
+        with enabled_anew("heuristic"), switches, dry_run():
+            found = described_calls(network, inputs, self.train, self._problem_of)
+        return dict(Counter(problem for problem in found if problem))
+
+    def _problem_of(self, call: RecordedCall) -> str:
+        """The problem that is tuned for a call; empty if there is none."""
+        if not isinstance(call.module, Tunable | ConvolutionAdd) or isinstance(call.event, str):
+            return ""
+        info = _C.problem_info(call.event["problem"])
+        is_coupled = info["coupled"] and info["pass_name"] != "fwd"  # with its forward
+        # In training nothing is fused, so that the others are PyTorch's.
+        is_ours = family_of(info).gains or not self.train
+        return info["text"] if is_ours and not is_coupled else ""
 
     def tune(self, fast: OptimizedModel, problems: Iterable[str]) -> None:
         """Tune those problems that are not tuned, and make them the recipe's."""
@@ -70,6 +89,12 @@ class Search:
         recipe = fast._recipe
         recipe.problems = [*dict.fromkeys((*recipe.problems, *problems))]
 
+    def tell(self, fast: OptimizedModel, text: str) -> None:
+        """Tell what is done after all problems are tuned."""
+        if self.progress is not None:
+            count = len(fast._recipe.problems)
+            self.progress.problem(count, count, text)
+
     def rows(self, fast: OptimizedModel) -> list[ProblemRow]:
         """What was found for each problem."""
         calls, rows = self.calls[fast._recipe.layout], []
@@ -83,7 +108,7 @@ class Search:
                 if row["median_ms"] is not None
             ]
             if times:
-                plain = next((ms for _, ms, algorithm in times if algorithm == PYTORCHS), None)
+                plain = next((ms for _, ms, algorithm in times if algorithm == BASELINE), None)
                 best, count = times[0], calls.get(problem, 0)
                 rows.append(
                     ProblemRow(problem, best[2], best[1], plain, count, _by_workspace(times))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+import math
+import random
+from collections.abc import Iterable
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,23 +18,46 @@ from torch.nn import Module
 from torch_cudnn_ext._optimize.forms import reason_of, sizes_of
 from torch_cudnn_ext._optimize.making import changed_by_run, new_training_report
 from torch_cudnn_ext._optimize.memory import peak_bytes, ways_within_peak
-from torch_cudnn_ext._optimize.numerics import largest_error, largest_finite, results_in_float64
+from torch_cudnn_ext._optimize.numerics import (
+    coarsest_rounding,
+    largest_error,
+    largest_finite,
+    results_in_float64,
+)
 from torch_cudnn_ext._optimize.options import Loss, Options
 from torch_cudnn_ext._optimize.recipe import Recipe, Way
+from torch_cudnn_ext._optimize.report import OptimizationReport
 from torch_cudnn_ext._optimize.rewriting import DROPOUTS
 from torch_cudnn_ext._optimize.search import Search
 from torch_cudnn_ext._optimize.tracing import same_random_numbers
 from torch_cudnn_ext._optimize.training_model import TrainingModel
-from torch_cudnn_ext._optimize.ways import samples_of, settle_way, ways_within
-from torch_cudnn_ext._workload.model_state import copied, preserve_model_state, preserve_values
+from torch_cudnn_ext._optimize.ways import (
+    check_errors_known,
+    faster_of,
+    samples_of,
+    settle_way,
+    ways_within,
+)
+from torch_cudnn_ext._workload.model_state import (
+    copied,
+    own_tensors,
+    preserve_gradients,
+    preserve_model_state,
+    preserve_values,
+)
 from torch_cudnn_ext._workload.pytree import map_tensors, tensors_in, tensors_requiring_grad
-from torch_cudnn_ext._workload.running import check_gradient_mode, detached, sum_of_outputs
+from torch_cudnn_ext._workload.running import (
+    check_gradient_mode,
+    detached,
+    leaves_of,
+    sum_of_outputs,
+)
 from torch_cudnn_ext.tuning.tune import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_WAYS = (Way.plain, Way.optimized)
+_WITH_DROPOUT = (torch.nn.MultiheadAttention, torch.nn.RNNBase)  # of their own
 # The error of a gradient is relative to the largest element of its layer's gradients, or to this
 # part of the largest of all. A gradient may be zero but for rounding, such as of a bias before a
 # batch norm.
@@ -63,7 +89,12 @@ def optimize_training(
         base.train()
     step = _Step(search.args, options.loss, device_of("optimize", base, search.args))
     most = options.most_bytes(step.device)
-    with same_random_numbers(), torch.enable_grad(), preserve_model_state(base, search.args):
+    with same_random_numbers(), torch.enable_grad(), ExitStack() as stack:
+        stack.enter_context(preserve_model_state(base, search.args))
+        for one in (model, options.loss):  # the loss may read the model
+            if isinstance(one, Module):
+                stack.enter_context(preserve_model_state(one))
+        stack.enter_context(preserve_gradients(_leaves_of_loss(base, step)))
         found, reason = _networks(base, recipes, step)
         for fast in found:
             search.tune(fast, search.count(fast, _WithLoss(fast.untuned, step)))
@@ -73,20 +104,38 @@ def optimize_training(
         else:
             report = new_training_report(model, recipes[0])
             report.way, report.note = Way.plain, f"PyTorch's layers run, since {reason}"
-            fast = TrainingModel(copied(base), recipes[0], report)
-        ways = _WAYS if found else (Way.plain,)
-        right = _right_ways(fast, step, ways, options.max_error)
+            fast = TrainingModel(base, recipes[0], report)
+        search.tell(fast, "checking and timing a training step")
+        networks: dict[Way, Module] = {Way.plain: base}
+        if found:
+            networks[Way.optimized] = fast
+        right = _right_ways(fast.report, step, networks, options.max_error)
         if most is not None:
-            right = ways_within_peak(fast.report, _peaks(fast, step, right), most)
-        times = samples_of([partial(step, fast, way) for way in ways], step.device)
-        settle_way(fast.report, dict(zip(ways, times, strict=True)), right)
+            peaks = {way: _peak(networks[way], step) for way in right}
+            right = ways_within_peak(fast.report, peaks, most)
+        times = samples_of([partial(step, one) for one in networks.values()], step.device)
+        settle_way(fast.report, dict(zip(networks, times, strict=True)), right)
         fast.report.problems = search.rows(fast) if found else []
+    if fast.report.way is Way.plain:  # the model's filters stay as they are
+        fast._recipe.layout = fast.report.layout = "keep"
     return TrainingModel(model, fast._recipe, fast.report)
 
 
-def _peaks(fast: TrainingModel, step: _Step, ways: Iterable[Way]) -> dict[Way, int]:
-    forget = partial(step.forget_gradients, fast)
-    return {way: peak_bytes(partial(step, fast, way), forget, step.device) for way in ways}
+def _leaves_of_loss(base: Module, step: _Step) -> list[Tensor]:
+    """The tensors that a step gives gradients and that are not the network's, but the loss's.
+
+    Raises:
+        ValueError: As `optimize`.
+    """
+    with preserve_model_state(base):
+        leaves = leaves_of([step.loss_of(base(*step.args))])
+    own = {id(t) for t in (*own_tensors(base), *tensors_in(step.args))}
+    return [t for t in leaves if id(t) not in own]
+
+
+def _peak(network: Module, step: _Step) -> int:
+    forget = partial(step.forget_gradients, network)
+    return peak_bytes(partial(step, network), forget, step.device)
 
 
 def _networks(base: Module, recipes: list[Recipe], step: _Step) -> tuple[list[TrainingModel], str]:
@@ -95,8 +144,6 @@ def _networks(base: Module, recipes: list[Recipe], step: _Step) -> tuple[list[Tr
     Raises:
         ValueError: As `optimize`.
     """
-    with preserve_model_state(base):
-        step.loss_of(base(*step.args))
     with preserve_model_state(base):
         if changed := changed_by_run(base, step.args, train=True):
             return [], f"{changed}, which a copy of its code would not keep"
@@ -107,8 +154,8 @@ def _networks(base: Module, recipes: list[Recipe], step: _Step) -> tuple[list[Tr
         if not fast.has_layers:
             return [], "no layer of the model is one of this package"
         try:
-            with preserve_model_state(fast):
-                step(fast, Way.optimized)
+            with _preserved(fast):
+                step(fast)
         except RuntimeError as error:  # such as of a view of pixels, or a write to what ours saved
             reason = f"ours raised {type(error).__name__}: {reason_of(error)}"
         else:
@@ -116,9 +163,18 @@ def _networks(base: Module, recipes: list[Recipe], step: _Step) -> tuple[list[Tr
     return found, reason
 
 
+@contextmanager
+def _preserved(network: Module) -> Iterator[None]:
+    """Restore all that steps change, also parameters, which a forward may write to."""
+    with preserve_model_state(network), preserve_values(network.parameters()):
+        yield
+
+
 def _faster_of(found: list[TrainingModel], step: _Step) -> TrainingModel:
-    times = samples_of([partial(step, fast, Way.optimized) for fast in found], step.device)
-    return found[0] if sum(times[0]) <= sum(times[1]) else found[1]
+    with ExitStack() as stack:
+        for fast in found:
+            stack.enter_context(_preserved(fast))
+        return faster_of(found, samples_of([partial(step, fast) for fast in found], step.device))
 
 
 @dataclass(frozen=True)
@@ -135,18 +191,18 @@ class _Step:
     loss: Loss | None
     device: str
 
-    def __call__(self, fast: TrainingModel, way: Way) -> None:
+    def __call__(self, network: Module) -> None:
         """Run it."""
-        self.forget_gradients(fast)
-        torch.clear_autocast_cache()  # as at the end of each step's `torch.autocast`
-        loss = self.loss_of(fast.run(way, *self.args))
+        self.forget_gradients(network)
+        loss = self.loss_of(network(*self.args))
         with torch.autocast(torch.device(self.device).type, enabled=False):
             loss.backward()  # type: ignore[no-untyped-call]
 
-    def forget_gradients(self, fast: TrainingModel) -> None:
-        """Of the parameters and inputs."""
-        for t in (*fast.parameters(), *tensors_in(self.args)):
+    def forget_gradients(self, network: Module) -> None:
+        """Of the parameters and inputs; and what autocast keeps until a step's end."""
+        for t in (*network.parameters(), *tensors_in(self.args)):
             t.grad = None
+        torch.clear_autocast_cache()
 
     def loss_of(self, output: Any) -> Tensor:
         """The loss of an output of the model.
@@ -179,32 +235,46 @@ class _Step:
         given = [a.to(device=t.device, dtype=t.dtype) for a, t in zip(starts, outputs, strict=True)]
         torch.autograd.backward(outputs, given)
 
-    def results(
-        self, model: Module, run: Callable[..., Any], args: tuple[Any, ...]
-    ) -> tuple[Any, Any, dict[str, Tensor]]:
-        """What a step gives without dropout: its output, the buffers after it, and the gradients.
+    def results(self, network: Module, args: tuple[Any, ...]) -> _Results:
+        """What a step gives without dropout.
 
         Args:
-            model: Has the parameters.
-            run: Calls it.
+            network: The network.
             args: The arguments.
         """
-        with (
-            preserve_model_state(model, args),
-            preserve_values(model.parameters()),  # a forward may write to them
-            _without_dropout(model),
-        ):
-            given = detached(args)
+        with _preserved(network), preserve_values(tensors_in(args)), _without_dropout(network):
+            given, before = detached(args), _random_state()
             torch.clear_autocast_cache()
-            output = run(*given)
+            output = network(*given)
             with torch.autocast(torch.device(self.device).type, enabled=False):
                 self.run_backward(output)
-            leaves: list[tuple[str, Tensor]] = [*model.named_parameters()]
-            leaves += [(f"input {i}", t) for i, t in enumerate(tensors_in(given))]
+            drew = before != _random_state()
+            leaves: list[tuple[str, Tensor]] = [*network.named_parameters()]
+            # An input is a layer of its own.
+            leaves += [(f"input {i}.", t) for i, t in enumerate(tensors_in(given))]
             gradients = {name: t.grad for name, t in leaves if t.grad is not None}
-            buffers = dict(model.named_buffers())
+            buffers = dict(network.named_buffers())
             output, buffers = map_tensors(lambda t: t.detach().clone(), (output, buffers))
-            return output, buffers, gradients
+            return _Results(output, buffers, gradients, drew)
+
+
+class _Results(NamedTuple):
+    """What a step gives: its output, the buffers after it, the gradients; and if it is random."""
+
+    output: Any
+    buffers: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    drew: bool
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What is judged apart."""
+        return self.output, self.buffers, self.gradients
+
+
+def _random_state() -> tuple[Any, ...]:
+    states = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    return random.getstate(), [state.tolist() for state in states]
 
 
 def _with_dense_gradient(tensor: Tensor) -> Tensor:
@@ -225,41 +295,52 @@ class _WithLoss(Module):
 
 
 @contextmanager
-def _without_dropout(model: Module) -> Iterator[None]:
-    """In evaluation, dropout draws nothing. Random numbers may differ between ways and dtypes."""
-    drawing = [m for m in model.modules() if isinstance(m, DROPOUTS) and m.training]
-    for module in drawing:
-        module.training = False
+def _without_dropout(network: Module) -> Iterator[None]:
+    """Dropout draws nothing. Random numbers may differ between ways and dtypes."""
+    twins = network.twins if isinstance(network, TrainingModel) else []
+    modules = {m for one in (network, *twins) for m in one.modules()}
+    drawing = [m for m in modules if isinstance(m, DROPOUTS) and m.training]
+    rates = [(m, m.dropout) for m in modules if isinstance(m, _WITH_DROPOUT)]
     try:
+        for module in drawing:
+            module.training = False
+        for layer, _ in rates:
+            layer.dropout = 0.0
         yield
     finally:
         for module in drawing:
             module.training = True
+        for layer, rate in rates:
+            layer.dropout = rate
 
 
 def _right_ways(
-    fast: TrainingModel, step: _Step, ways: Iterable[Way], max_error: float | None
+    report: OptimizationReport, step: _Step, networks: dict[Way, Module], max_error: float | None
 ) -> list[Way]:
     """Measures the errors of outputs, buffers and gradients; the ways that may run.
 
     Raises:
         ValueError: As `optimize`.
     """
-    results = {way: step.results(fast, partial(fast.run, way), step.args) for way in ways}
+    results = {way: step.results(network, step.args) for way, network in networks.items()}
     of_plain = results[Way.plain]
-    model = fast.model
-    wide = results_in_float64(model, step.args, of_plain, lambda m, a: step.results(m, m, a))
-    wanted = tensors_in(of_plain) if wide is None else wide
-    values = len(tensors_in(of_plain[:2]))
-    scales = _scales(of_plain[2], wanted[values:])
+    wide = results_in_float64(networks[Way.plain], step.args, of_plain, step.results)
+    unknown = wide if isinstance(wide, str) else ""
+    wanted = iter(tensors_in(of_plain) if isinstance(wide, str) else wide)
+    parts = [[*islice(wanted, len(tensors_in(part)))] for part in of_plain.parts]
+    scales = [(), (), _scales(of_plain.gradients, parts[2])]
     errors = {
-        way: max(
-            largest_error(found[:2], of_plain[:2], wanted[:values]),
-            largest_error(found[2], of_plain[2], wanted[values:], scales),
-        )
+        way: [*map(largest_error, found.parts, of_plain.parts, parts, scales)]
         for way, found in results.items()
     }
-    return ways_within(fast.report, errors, wide is not None, of_plain, max_error)
+    roundings = [*map(coarsest_rounding, of_plain.parts)]
+    plain = zip(errors[Way.plain], roundings, strict=True)
+    if of_plain.drew and any(error > math.sqrt(rounding) for error, rounding in plain):
+        unknown = "its forward draws random numbers"
+        check_errors_known(unknown, max_error)
+        report.add_note(f"the errors are not known, since {unknown}")
+        return [*networks]
+    return ways_within(report, errors, roundings, unknown, max_error)
 
 
 def _scales(names: Iterable[str], gradients: Iterable[Tensor]) -> list[float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from types import MethodType
 from typing import Any, Self
 
 from torch.nn import Module
@@ -18,8 +20,8 @@ from torch_cudnn_ext._torch_internals import (
     share_children,
     share_tensors,
 )
-from torch_cudnn_ext._workload.model_state import copied, modules_of, own_tensors
-from torch_cudnn_ext._workload.pytree import map_tensors
+from torch_cudnn_ext._workload.model_state import modules_of, own_tensors
+from torch_cudnn_ext._workload.pytree import instances_in, map_tensors
 from torch_cudnn_ext.models.classes import Pinned
 from torch_cudnn_ext.models.convert import conversion_steps, convert
 
@@ -28,7 +30,7 @@ class Twin:
     """A model's own code with layers of this package, on the model's tensors.
 
     Modules that hold none of these layers are the model's own. All others are copies, whose
-    parameters and buffers are the model's.
+    parameters, buffers and other attributes are the model's objects.
 
     Attributes:
         network: The code.
@@ -41,15 +43,13 @@ class Twin:
         ours |= {m for m in model.modules() if isinstance(m, nn.Tunable)}
         ours -= {m for m in model.modules() if isinstance(m, Pinned)}
         kept = {m for m in modules_of(model) if ours.isdisjoint(m.modules())}
-        shared: dict[int, Any] = {id(one): one for one in (*own_tensors(model), *kept)}
-        network = copied(model, shared)
+        twins = _twins_of([m for m in modules_of(model) if m not in kept])
         self._pairs = [
-            (module, type(module), dict(own_modules(module)), network.get_submodule(name))
-            for name, module in model.named_modules()
-            if module not in kept
+            (module, type(module), dict(own_modules(module)), twins[module])
+            for module in model.modules()
+            if module in twins
         ]
-        for module, _, _, twin in self._pairs:
-            share_tensors(twin, module)
+        network = twins.get(model, model)
         self.network = convert(network, exclude=is_left) if ours else network
         set_policies((twin for *_, twin in self._pairs), policy)
 
@@ -65,6 +65,24 @@ class Twin:
                 return False
             vars(twin)["training"] = module.training
         return True
+
+
+def _twins_of(modules: list[Module]) -> dict[Module, Module]:
+    """Shallow copies of modules, which hold each other in place of those.
+
+    What is not copied, such as a list that a forward appends to, is the model's.
+    """
+    twins = {module: object.__new__(type(module)) for module in modules}
+    memo: dict[int, Any] = {id(module): twin for module, twin in twins.items()}
+    memo |= {id(t): t for module in modules for t in own_tensors(module)}
+    memo |= {id(one): one for module in modules for one in modules_of(module) if one not in twins}
+    for module, twin in twins.items():
+        attributes = vars(twin)
+        for name, value in vars(module).items():
+            held = value.__self__ if isinstance(value, MethodType) else value
+            is_held = any(one in twins for one in instances_in(held, Module))
+            attributes[name] = copy.deepcopy(value, memo) if is_held else value
+    return twins
 
 
 class TrainingModel(OptimizedModel):
@@ -83,7 +101,9 @@ class TrainingModel(OptimizedModel):
         if report.way is Way.optimized:
             for tensor in model.parameters():
                 tensor.data = recipe.in_layout(tensor.data)
-            for is_tuned, first in ((True, "autotune"), (False, recipe.on_new_shape)):
+            # What was tuned runs. A call measures nothing unless that was asked for.
+            tuned = "autotune" if recipe.on_new_shape == "autotune" else "tuned"
+            for is_tuned, first in ((True, tuned), (False, recipe.on_new_shape)):
                 self._twins[is_tuned] = Twin(model, f"{first};{recipe.policy}")
 
     @property
@@ -95,6 +115,11 @@ class TrainingModel(OptimizedModel):
     def has_layers(self) -> bool:
         """Whether a layer of it can be one of this package."""
         return self._twins[False].has_layers
+
+    @property
+    def twins(self) -> list[Module]:
+        """The model's code with layers of this package."""
+        return [twin.network for twin in self._twins.values()]
 
     @property
     def untuned(self) -> Module:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import Module
@@ -15,6 +15,7 @@ from torch_cudnn_ext._optimize.forms import UnknownForm, content_of
 from torch_cudnn_ext._optimize.making import names_text
 from torch_cudnn_ext._optimize.memory import peak_bytes, ways_within_peak
 from torch_cudnn_ext._optimize.numerics import (
+    coarsest_rounding,
     is_far_less_accurate,
     largest_error,
     results_in_float64,
@@ -27,17 +28,21 @@ from torch_cudnn_ext.bench.networks import timer_of
 from torch_cudnn_ext.bench.rounds import compare_samples, samples
 from torch_cudnn_ext.tuning.tune import device_of
 
+T = TypeVar("T")
+
 ROUNDS = 31
 ROUNDS_S = 5.0
 
 
-def faster_of(found: list[InferenceModel], args: tuple[Any, ...]) -> InferenceModel:
-    """The faster of two networks."""
-    times = _samples([(fast, Way.optimized) for fast in found], args)
+def faster_of(found: Sequence[T], times: list[list[float]]) -> T:
+    """The faster of two."""
     return found[0] if sum(times[0]) <= sum(times[1]) else found[1]
 
 
-def _samples(sides: list[tuple[InferenceModel, Way]], args: tuple[Any, ...]) -> list[list[float]]:
+def samples_of_ways(
+    sides: list[tuple[InferenceModel, Way]], args: tuple[Any, ...]
+) -> list[list[float]]:
+    """The times of calls of networks that take turns."""
     device = device_of("optimize", sides[0][0], args)
     return samples_of([partial(fast.run, way, *args) for fast, way in sides], device)
 
@@ -91,7 +96,7 @@ def choose_way(
             for way in allowed
         }
         allowed = ways_within_peak(fast.report, peaks, peak_memory)
-    times = _samples([(fast, w) for w in ways], args)
+    times = samples_of_ways([(fast, w) for w in ways], args)
     settle_way(fast.report, dict(zip(ways, times, strict=True)), allowed)
 
 
@@ -123,7 +128,7 @@ def right_ways(fast: InferenceModel, args: tuple[Any, ...], max_error: float | N
     report = fast.report
     of_plain = fast.run(Way.plain, *args)
     wide = results_in_float64(fast._plain, args, of_plain, _results)
-    wanted = tensors_in(of_plain) if wide is None else wide
+    wanted = tensors_in(of_plain) if isinstance(wide, str) else wide
     errors: dict[Way, float] = {}
     for way in Way:
         if (way.in_graph and report.cuda_graph) or (way.is_compiled and report.torch_compile):
@@ -132,7 +137,9 @@ def right_ways(fast: InferenceModel, args: tuple[Any, ...], max_error: float | N
         errors[kind] = max(errors.get(kind, 0.0), largest_error(result, of_plain, wanted))
     if report.torch_compile:  # found out by a call
         errors = {way: error for way, error in errors.items() if not way.is_compiled}
-    return ways_within(report, errors, wide is not None, of_plain, max_error)
+    unknown = wide if isinstance(wide, str) else ""
+    listed = {way: [error] for way, error in errors.items()}
+    return ways_within(report, listed, [coarsest_rounding(of_plain)], unknown, max_error)
 
 
 def _results(model: Module, args: tuple[Any, ...]) -> Any:
@@ -140,31 +147,42 @@ def _results(model: Module, args: tuple[Any, ...]) -> Any:
         return model(*args)
 
 
+def check_errors_known(unknown: str, max_error: float | None) -> None:
+    """Raise ValueError if the errors are bounded and not known, for this reason."""
+    if max_error is not None and unknown:
+        raise ValueError(f"max_error: the errors are not known, since {unknown}; wanted none")
+
+
 def ways_within(
     report: OptimizationReport,
-    errors: dict[Way, float],
-    is_in_float64: bool,
-    of_plain: Any,
+    errors: dict[Way, list[float]],
+    roundings: list[float],
+    unknown: str,
     max_error: float | None,
 ) -> list[Way]:
-    """The ways whose errors are neither above the bound nor far above that of PyTorch's layers.
+    """The ways whose errors are neither above the bound nor far above those of PyTorch's layers.
 
     Args:
-        report: Gets the errors, and why a way is not used.
-        errors: The errors of ways.
-        is_in_float64: Whether they are against float64, and not against PyTorch's layers.
-        of_plain: The results of PyTorch's layers.
+        report: Gets the largest error of each way, and why a way is not used.
+        errors: For each way, the errors of the parts of its results. They are differences from
+            PyTorch's layers if those from float64 are unknown.
+        roundings: For each part, the largest relative rounding of its dtypes.
+        unknown: Why the errors against float64 are not known; empty if they are.
         max_error: As for `optimize`.
 
     Raises:
         ValueError: As `optimize`.
     """
-    if max_error is not None and not is_in_float64:
-        raise ValueError("max_error: the network does not run in float64, wanted no max_error")
-    report.errors = errors if is_in_float64 else {}
-    right, plain_error = [], errors[Way.plain]
-    for way, error in errors.items():
-        if way is not Way.plain and is_far_less_accurate(error, plain_error, of_plain):
+    check_errors_known(unknown, max_error)
+    largest = {way: max(found) for way, found in errors.items()}
+    report.errors = {} if unknown else largest
+    right, plain = [], errors[Way.plain]
+    for way, found in errors.items():
+        parts = [*zip(found, plain, roundings, strict=True)]
+        far = [part for part in parts if is_far_less_accurate(*part)]
+        error = largest[way]
+        if way is not Way.plain and far:
+            error, plain_error, _ = max(far)
             reason = f"that of PyTorch's layers {plain_error:.2g}"
         elif max_error is not None and not error <= max_error:
             reason = f"max_error is {max_error}"
@@ -174,7 +192,7 @@ def ways_within(
         report.add_note(f"not used: {way.value}, since its error was {error:.2g}, and {reason}")
     if not right:
         raise ValueError(
-            f"max_error: the least error of the results is {min(errors.values()):.2g}, wanted at "
+            f"max_error: the least error of the results is {min(largest.values()):.2g}, wanted at "
             f"most {max_error}"
         )
     return right

@@ -55,7 +55,11 @@ class Table:
     def notes(self) -> list[str]:
         """The lists, a line each, the footer, and the engine knobs."""
         lists = (f"{head}: {', '.join(names)}" for head, names in self.lists)
-        return [note for note in (*lists, self.footer, self.engine_knobs()) if note]
+        return [*lists, *self.remarks()]
+
+    def remarks(self) -> list[str]:
+        """The footer and the engine knobs, as far as there are any."""
+        return [note for note in (self.footer, self.engine_knobs()) if note]
 
     def engine_knobs(self) -> str:
         """The names of the engine knobs of the algorithms in the cells; empty without any."""
@@ -388,7 +392,7 @@ def print_tables(tables: Iterable[Table]) -> None:
         for head, names in table.lists:
             out.print(f"{head}:", soft_wrap=True)
             out.print(_indented(names), style="dim", soft_wrap=True)
-        for note in filter(None, (table.footer, table.engine_knobs())):
+        for note in table.remarks():
             out.print(note, style="dim", soft_wrap=True)
         out.print()
 

@@ -62,7 +62,9 @@ def bench_command(context: typer.Context, given: Bench) -> None:
             )
             compared = results, layers.comparison_text, len(part)
         items, text, total = compared
-        finished, end = running.collect(items, lambda one: bar.print_row(text([one], "table")))
+        shows = format is options.Format.table  # other formats hold results alone
+        show = (lambda one: bar.print_row(text([one], "table"))) if shows else None
+        finished, end = running.collect(items, show)
         output = text(finished, format.value)
     running.print_output(output)
     if not (mode.overhead or mode.networks):  # these measure in other ways, or processes

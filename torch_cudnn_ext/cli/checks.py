@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import typer
@@ -40,12 +40,17 @@ def errors_of(option: str) -> Iterator[None]:
 
 
 @contextmanager
-def errors_of_arguments() -> Iterator[None]:
-    """Errors raised inside are complaints about the options named as the arguments they name."""
+def errors_of_arguments(arguments: Collection[str] = ()) -> Iterator[None]:
+    """Errors raised inside are complaints about the options named as the arguments they name.
+
+    If arguments are given, an error that names none of them stays as it is.
+    """
     try:
         yield
     except (ValueError, RuntimeError) as error:
         name, _, rest = str(error).partition(":")
+        if arguments and name not in arguments:
+            raise
         rest = re.sub("^ got True ", " given ", rest)  # a flag has no value on the command line
         raise typer.BadParameter(f"--{name.replace('_', '-')}:{rest}") from error
 

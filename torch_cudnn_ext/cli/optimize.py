@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import cast
 
 import typer
@@ -22,6 +23,7 @@ _SHOWN_PROBLEMS = 20
 def optimize_command(context: typer.Context, given: Optimize) -> None:
     """Run ``optimize``."""
     running.check_report(given.report)
+    running.check_report(given.pareto, "--pareto")
     if given.pareto is not None:
         with checks.errors_of("--pareto"):
             check_picture(given.pareto)
@@ -35,9 +37,15 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
             f"--model: got {given.model}, which gives keyword arguments, wanted a tensor or a tuple"
         )
     search = given.search
-    with ProgressBar() as bar, checks.errors_of_arguments():
-        bar.phase(f"running {given.model}")
+    with checks.errors_of_arguments():
         settings = make_settings(place, None, text, search.time_budget, None, search.knob_search)
+    arguments = signature(optimize).parameters
+    with (
+        ProgressBar() as bar,
+        workload.network_errors(given.model),
+        checks.errors_of_arguments(arguments),
+    ):
+        bar.phase(f"running {given.model}")
         fast = optimize(
             network,
             tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,),
@@ -57,7 +65,11 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
     running.write_report(given.report, lambda: fast.report.to_html(running.replay_of(context)))
     if given.save is not None:
         fast.save(given.save)
-    if given.pareto is not None:
+    if given.pareto is not None and not fast.pareto():
+        typer.echo(
+            "--pareto: nothing is drawn, since no problem of the network has a time", err=True
+        )
+    elif given.pareto is not None:
         rows = [[bytes_text(size), milliseconds(ms)] for size, ms in fast.pareto()]
         columns = (Column("workspace", right=True), Column("ms a call", right=True))
         print_tables([Table("The least time within a workspace", columns, rows)])

@@ -155,8 +155,12 @@ class ProgressBar(RichProgress):
             self._state.best_ms += times[rows[0]["algorithm"]]
 
     def print_row(self, tables: str | list[Table]) -> None:
-        """Print the rows of a table with one result above the bars, if this is a terminal."""
-        for table in tables if isinstance(tables, list) and not self.disable else []:
+        """Print the rows of a table with one result above the bars, if these are on a terminal.
+
+        If standard output is one, too, it gets the whole table in the end, and no row is printed.
+        """
+        is_shown = not self.disable and not (sys.stdout is not None and sys.stdout.isatty())
+        for table in tables if isinstance(tables, list) and is_shown else []:
             headings = [column.heading for column in table.columns]
             for cells in [*[headings] * (not self._has_heading), *table.rows]:
                 self._has_heading = True
@@ -177,4 +181,5 @@ class ProgressBar(RichProgress):
 
     def _print_lines(self) -> None:
         while not self._ended.wait(LINE_EVERY_S):
-            print(self._state.line(time.monotonic()), file=sys.stderr, flush=True)
+            if line := self._state.line(time.monotonic()):
+                print(line, file=sys.stderr, flush=True)

@@ -118,14 +118,14 @@ def merge_file(path: str) -> None:
         tuning.merge_table(path)
 
 
-def check_report(path: str | None) -> None:
-    """BadParameter if the file of ``--report`` cannot be written; before anything is measured."""
+def check_report(path: str | None, option: str = "--report") -> None:
+    """BadParameter if an option's file cannot be written; called before anything is measured."""
     if path is None:
         return
     folder = Path(path).parent
     if Path(path).is_dir() or not folder.is_dir():
         what = "a folder" if Path(path).is_dir() else f"in {str(folder)!r}, which is no folder"
-        raise typer.BadParameter(f"--report: got {path!r}, {what}, wanted a file")
+        raise typer.BadParameter(f"{option}: got {path!r}, {what}, wanted a file")
 
 
 def write_report(path: str | None, html: Callable[[], str]) -> None:
@@ -208,7 +208,8 @@ def measured_text(before: tuning.Statistics) -> str:
 def print_measured(format: options.Format, before: tuning.Statistics) -> None:
     """Print `measured_text` after tables; other formats hold results alone."""
     if format is options.Format.table:
-        typer.echo(f"{measured_text(before)}.".capitalize())
+        text = measured_text(before)
+        typer.echo(f"{text[0].upper()}{text[1:]}.")
 
 
 def print_profile(

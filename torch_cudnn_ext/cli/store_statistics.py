@@ -18,7 +18,7 @@ from torch_cudnn_ext.tuning.store_files import difference
 from torch_cudnn_ext.tuning.store_rows import quoted, software_of, time_text
 from torch_cudnn_ext.tuning.store_upkeep import FolderHeads, heads_by_device
 
-_AGES = {"one day": 1, "7 days": 7, "30 days": 30}  # rows that are no older, in days
+_AGES = {"one_day": 1, "7_days": 7, "30_days": 30}  # rows that are no older, in days
 _OLDER, _UNKNOWN = "older", "unknown"
 _NAMES = ("store", "device", "problems", "rows", *_AGES, _OLDER, _UNKNOWN, "serves")
 
@@ -44,7 +44,7 @@ def print_store_statistics(format: str) -> None:
 
 
 def _count_column(name: str) -> Column:
-    return Column(name, lambda r: str(r[name] or ""), True)
+    return Column(name.replace("_", " "), lambda r: str(r[name] or ""), True)
 
 
 def _record(root: Path, one: FolderHeads) -> dict[str, Any]:

@@ -95,6 +95,8 @@ def network_errors(
     """An error of the network's run inside is one line that is no complaint about an option."""
     try:
         yield
+    except typer.BadParameter:  # such as of the arguments of what runs it
+        raise
     except (Exception, SystemExit) as error:
         # An error of this package about an argument is a complaint about its option.
         if said := re.match(r"(?:\w+: argument )?(model|passes|train): ", str(error)):
