@@ -36,6 +36,8 @@ constexpr const char* kCoupled = "coupled with its forward";
 constexpr const char* kNotDeterministic =
     "fallback: PyTorch's own, as no algorithm is deterministic";
 constexpr const char* kBeyondBackends = "fallback: no admitted backend has an algorithm";
+constexpr const char* kFirstUnsupported =
+    "heuristic: the first algorithm did not support the problem";
 constexpr const char* kTracing = "heuristic: nothing is tuned while a model is traced";
 constexpr const char* kBeyondBudget = "the search budget is spent";
 constexpr const char* kUntuned = "heuristic: nothing was tuned for it";
@@ -99,13 +101,12 @@ class Decider {
       decision_->error = error + context_lines(request_);
       return {};
     }
-    if (selected != nullptr && selected->kind == Selection::Kind::pinned) {
-      return find_pinned(selected->algorithm);
-    }
+    using Kind = Selection::Kind;
+    std::optional<Kind> kind = selected == nullptr ? std::nullopt : std::optional(selected->kind);
+    if (kind == Kind::pinned) return find_pinned(selected->algorithm);
     if (auto forward = op_.forward_of(problem_)) return find_as_forward(*forward);
-    bool autotune = selected != nullptr && selected->kind == Selection::Kind::autotune;
-    bool tuned = selected != nullptr && selected->kind == Selection::Kind::tuned;
-    bool benchmark = selected == nullptr && policy_.benchmark.value_or(false);
+    bool autotune = kind == Kind::autotune, tuned = kind == Kind::tuned;
+    bool benchmark = !kind && policy_.benchmark.value_or(false);
     if (!autotune && !tuned && !benchmark) return find_heuristic("heuristic");
     int64_t table_version = tuning_table::version();
     if (Found found = find_known(); found || !decision_->error.empty()) return found;
@@ -246,19 +247,18 @@ class Decider {
     const DeviceRuntime& runtime = runtime_of(device_);
     if (runtime.is_capturing(device_)) return find_under_capture(is_demanded);
     if (must_not_wait_) return find_temporary("heuristic: met again while it is being tuned");
-    if (after_unsupported_) {
-      return find_heuristic("heuristic: the first algorithm did not support the problem");
-    }
-    if (is_model_tracing()) {
-      return find_temporary(kTracing);
-    }
+    if (after_unsupported_) return find_heuristic(kFirstUnsupported);
+    if (is_model_tracing()) return find_temporary(kTracing);
     TableKey key = key_of(request_);
     bool is_kept = are_rankings_kept(request_.policy, device_);
-    if (auto agreed = is_kept ? tuning_table::claim(key) : std::nullopt)
-      return find_agreed(*agreed);
-    // Others that agree with this process must not wait for what does not come.
+    auto known = is_kept ? tuning_table::claim(key) : std::nullopt;
+    if (known) return find_agreed(*known);
+    // If the search throws, others must not wait. Its error comes before one of telling them.
     auto given_up = c10::make_scope_exit([&] {
-      if (is_kept) tuning_table::give_up(key);
+      try {
+        if (is_kept) tuning_table::give_up(key);
+      } catch (const std::exception&) {
+      }
     });
     SearchResult result{{}, kBeyondBudget, ""};
     if (!is_search_budget_spent()) result = search(request_);
@@ -285,8 +285,8 @@ class Decider {
   Found find_agreed(const KnownRanking& agreed) {
     auto known = admitted_ranking(agreed, request_);
     Found found = known ? find_by(*known) : Found();
-    bool is_decided = found || !decision_->error.empty();
-    return is_decided ? found : find_heuristic("heuristic: what was agreed on cannot run");
+    if (found || !decision_->error.empty()) return found;
+    return find_heuristic("heuristic: what was agreed on cannot run");
   }
 
   Found find_beyond_budget() {
