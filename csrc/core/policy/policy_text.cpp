@@ -8,6 +8,7 @@
 #include <iterator>
 #include <utility>
 
+#include "core/backend.h"
 #include "core/base/enum_text.h"
 #include "core/base/text.h"
 #include "core/operator.h"

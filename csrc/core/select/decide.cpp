@@ -1,6 +1,5 @@
 #include "core/select/decide.h"
 
-#include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -253,16 +252,13 @@ class Decider {
     bool is_kept = are_rankings_kept(request_.policy, device_);
     auto known = is_kept ? tuning_table::claim(key) : std::nullopt;
     if (known) return find_agreed(*known);
-    // If the search throws, others must not wait. Its error comes before one of telling them.
-    auto given_up = c10::make_scope_exit([&] {
-      try {
-        if (is_kept) tuning_table::give_up(key);
-      } catch (const std::exception&) {
-      }
-    });
     SearchResult result{{}, kBeyondBudget, ""};
-    if (!is_search_budget_spent()) result = search(request_);
-    given_up.release();
+    try {
+      if (!is_search_budget_spent()) result = search(request_);
+    } catch (...) {  // others that agree with this process must not wait for it
+      if (is_kept) tuning_table::give_up(key);
+      throw;
+    }
     auto& [measured, obstacle, detail] = result;
     bool unstable = obstacle.empty() && is_unstable(measured);
     if (!obstacle.empty() || unstable) {
