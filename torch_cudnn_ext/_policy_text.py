@@ -64,7 +64,7 @@ def operators() -> dict[str, tuple[str, str]]:
 @cache
 def families() -> dict[str, str]:
     """The family by its own name (``conv``) and by the name of each operator (``conv_fwd``)."""
-    own = {op["family"]: op["family"] for op in _C.operators()}
+    own = {family: family for family in operator_families()}
     return own | {name: family for name, (family, _) in operators().items()}
 
 
@@ -87,10 +87,9 @@ def without_options(algorithm: str) -> str:
 
 @lru_cache(maxsize=1024)
 def expanded(word: str, family: str) -> tuple[str, ...]:
-    """The fields of operators for which one field of a text stands; of most it is itself alone.
+    """The fields of operators that one field of a text stands for.
 
-    Raises:
-        ValueError: The word is neither a field nor an algorithm of any family.
+    A word that no family has stays as it is, so that reading it raises the error.
     """
     key = word.partition("=")[0]
     is_algorithm = ":" in key or "/" in key or ("=" not in word and word not in CONSTRAINTS)
@@ -99,7 +98,7 @@ def expanded(word: str, family: str) -> tuple[str, ...]:
     if key.startswith("graph:"):
         return (f"{family}={word}",)
     found = [field for one in (family, *operator_families()) for field in _selected(word, one)]
-    return (*dict.fromkeys(found),) or (word,)  # of which an error says what was wanted
+    return (*dict.fromkeys(found),) or (word,)
 
 
 def _selected(word: str, family: str) -> list[str]:

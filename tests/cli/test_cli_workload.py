@@ -14,7 +14,7 @@ from torch_cudnn_ext.cli import main
 
 
 def _on_cpu(command: str) -> list[str]:
-    """A command, on the CPU, whose coverage is that of PyTorch's own kernels."""
+    """A command on the CPU. Of `coverage` it asks for PyTorch's own kernels."""
     backends = ["--backends", "aten"] if command == "coverage" else []
     return [command, "--device", "cpu", *backends]
 

@@ -14,6 +14,7 @@ from torch_cudnn_ext._optimize.optimized import OptimizedModel
 from torch_cudnn_ext._optimize.report import ProblemRow
 from torch_cudnn_ext._optimize.rewriting import ConvolutionAdd
 from torch_cudnn_ext._policy_text import only_fields
+from torch_cudnn_ext._workload.problems import is_tuned_alone
 from torch_cudnn_ext._workload.pytree import map_tensors
 from torch_cudnn_ext._workload.recorder import RecordedCall, described_calls
 from torch_cudnn_ext._workload.running import dry_run
@@ -68,10 +69,9 @@ class Search:
         if not isinstance(call.module, Tunable | ConvolutionAdd) or isinstance(call.event, str):
             return ""
         info = _C.problem_info(call.event["problem"])
-        is_coupled = info["coupled"] and info["pass_name"] != "fwd"  # with its forward
         # In training nothing is fused, so that the others are PyTorch's.
         is_ours = family_of(info).gains or not self.train
-        return info["text"] if is_ours and not is_coupled else ""
+        return info["text"] if is_ours and is_tuned_alone(info) else ""
 
     def tune(self, fast: OptimizedModel, problems: Iterable[str]) -> None:
         """Tune those problems that are not tuned, and make them the recipe's."""

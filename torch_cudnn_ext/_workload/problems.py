@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -13,6 +13,9 @@ from torch_cudnn_ext._files import read_lines
 from torch_cudnn_ext._grammar import FORWARDS
 from torch_cudnn_ext._policy_text import operator_info, passes_of
 from torch_cudnn_ext.ops.family import family_of
+
+if TYPE_CHECKING:
+    from torch_cudnn_ext._C import ProblemInfo
 
 PASSES = ("fwd", "bwd")
 DTYPES = {
@@ -163,6 +166,11 @@ def convolution_arguments(problem: str) -> ConvolutionArguments:
     return ConvolutionArguments(
         numbers("stride"), numbers("pad"), numbers("dilation"), int(fields["groups"])
     )
+
+
+def is_tuned_alone(info: "ProblemInfo") -> bool:
+    """Whether a problem is tuned by itself, and not with the forward that it is coupled with."""
+    return info["pass_name"] == "fwd" or not info["coupled"]
 
 
 def coupled_problems(problem: str) -> list[str]:

@@ -40,6 +40,7 @@ from torch_cudnn_ext._policy_text import (
     field_text,
     fields_of,
     not_pinned,
+    operator_families,
     operators,
 )
 from torch_cudnn_ext._torch_internals import (
@@ -363,10 +364,11 @@ def check_rule(matcher: str, use: str) -> None:
 
 def _for_all_operators(text: str) -> str:
     """A policy text with ``autotune`` and ``heuristic`` written out for every family."""
-    families = [op["family"] for op in _C.operators()]
     parts = []
     for word in fields_of(text):
-        parts += [f"{family}={word}" for family in families] if word in FOR_ALL else [word]
+        parts += (
+            [f"{family}={word}" for family in operator_families()] if word in FOR_ALL else [word]
+        )
     return ";".join(parts)
 
 

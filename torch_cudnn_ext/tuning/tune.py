@@ -12,6 +12,7 @@ from torch import nn
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import only_fields
 from torch_cudnn_ext._workload.network import nothing_found
+from torch_cudnn_ext._workload.problems import is_tuned_alone
 from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext._workload.recorder import problems_of_model
 from torch_cudnn_ext.knobs import pushed
@@ -261,8 +262,4 @@ def problems_met(
     with enabled_anew("heuristic"), pushed(only_fields(policy, ("compute",))):
         layers = problems_of_model(model, inputs, train)
     infos = [(_C.problem_info(one.problem), one.count) for one in layers]
-    return {
-        info["text"]: count
-        for info, count in infos
-        if info["pass_name"] == "fwd" or not info["coupled"]
-    }
+    return {info["text"]: count for info, count in infos if is_tuned_alone(info)}

@@ -39,7 +39,7 @@ const DecisionRecord* record_decision(const Request& request, const Algorithm& a
                                       const std::optional<int64_t>& workspace_bytes,
                                       double decision_ms);
 
-// All records so far of which a call ran.
+// The records by which calls ran so far.
 std::vector<const DecisionRecord*> records_executed();
 
 // Counts a call that ran.

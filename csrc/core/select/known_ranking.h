@@ -1,5 +1,5 @@
-// What the tuning table and the store know that serves a problem: its own ranking, one under
-// constraints that admit more, or that of a similar problem.
+// What the tuning table and the store know that serves a problem. That is its own ranking, its
+// ranking under constraints that admit more, or the ranking of a similar problem.
 #pragma once
 
 #include <optional>

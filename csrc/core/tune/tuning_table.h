@@ -81,7 +81,7 @@ struct TableKey {
 struct KnownRanking {
   std::vector<Measurement> measurements;
   std::string device;       // the one that was measured, if it is not the one that was asked for
-  std::string constraints;  // those of the ranking, if they are not those that were asked for
+  std::string constraints;  // of the ranking, if they differ from those asked for
   std::string heuristic;    // if not empty: the heuristic's algorithm is to run, for this reason
 
   // Whether it is a ranking of the very key that was asked for.
@@ -110,7 +110,7 @@ namespace tuning_table {
 std::optional<KnownRanking> find(const TableKey& key);
 // The table's entries for a problem and a device.
 std::vector<TableEntry> entries_of(const std::string& problem, const std::string& device);
-// The problems of which the table or the store has a ranking.
+// The problems whose rankings are in the table or in the store.
 std::vector<std::string> problems(const std::string& device, const std::string& constraints);
 void insert(TableEntry entry);
 // Gives an entry to the store, and inserts it unless the store knows what holds in its place.
