@@ -33,7 +33,7 @@ _OF_ACTION = {
     Action.path: "",
     Action.ls: "format",
     Action.show: "arguments format",
-    Action.merge: "arguments",
+    Action.merge: "arguments winners",
     Action.verify: "",
     Action.prune: "older_than containing dry_run",
     Action.compact: "dry_run",
@@ -76,6 +76,12 @@ class Store(Command):
     store: str | None = option(
         None, "--store", "The folder of the store; by default that of knobs.store."
     )
+    winners: bool = option(
+        False,
+        "--winners",
+        "For merge: leave out algorithms that no cap of the workspace, no choice of backends and "
+        "no other constraint would choose.",
+    )
     older_than: Annotated[
         int | None,
         count(
@@ -103,7 +109,7 @@ class Store(Command):
     def check(self, context: typer.Context) -> None:
         """Raise BadParameter for options that do not go together."""
         name, given = self.action.value, self.arguments or []
-        taken = "arguments older_than containing dry_run device tolerance format"
+        taken = "arguments winners older_than containing dry_run device tolerance format"
         for other in taken.split():
             if other not in _OF_ACTION[self.action].split():
                 options.forbid(context, other, f"{name}, which does not take it")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.analysis.tables import Column, Table, plural
+from torch_cudnn_ext.analysis.tables import Column, Table, plural, version_text
 from torch_cudnn_ext.tuning.local_errata import errata_path, read_errata
 
 _ERRATA = ("erratum", "state", "seen in", "fixed in", "algorithms", "problems", "remedy")
@@ -26,12 +26,6 @@ def version_number(text: str) -> int:
         raise ValueError(f"version: got {text!r}, wanted two or three numbers, such as 9.28.1")
     major, minor, patch = [*map(int, parts), 0][:3]
     return major * 10000 + minor * 100 + patch
-
-
-def version_text(version: int) -> str:
-    """The text of a version's number: ``9.19``, ``9.28.1``."""
-    patch = f".{version % 100}" if version % 100 else ""
-    return f"{version // 10000}.{version // 100 % 100}{patch}"
 
 
 def capability_text(capability: int) -> str:

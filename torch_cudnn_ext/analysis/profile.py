@@ -42,10 +42,12 @@ from torch_cudnn_ext.ops._arguments import check_flag
 from torch_cudnn_ext.policy import PolicyLike
 from torch_cudnn_ext.tuning.isolation import check_isolate, is_isolated
 from torch_cudnn_ext.tuning.journal import Journal
+from torch_cudnn_ext.tuning.keeping import recorded_row
 from torch_cudnn_ext.tuning.measure import BASELINE, Progress, check_progress, measure_tasks
 
 if TYPE_CHECKING:
     from torch_cudnn_ext._C import Measurement, TableEntry
+    from torch_cudnn_ext.tuning.store_rows import Row
 
 
 def profile(
@@ -62,14 +64,15 @@ def profile(
 ) -> Profile:
     """Measure every algorithm on one problem.
 
-    If a target is given, or there is no GPU, the algorithms of the CPU are measured. What the
-    target (by default an H200) would accept is then listed with workspaces and notes.
+    If a target is given, or there is no GPU, what the tuning store recorded on a GPU as the target
+    (by default an H200) is given. If there is nothing, the algorithms of the CPU are measured, and
+    what the target would accept is listed with workspaces and notes.
 
     Args:
         problem: A problem line.
         device: ``cpu``, ``cuda`` or ``cuda:<index>``; by default the GPU if there is one and no
             ``target`` is given.
-        target: A GPU that need not be there.
+        target: A GPU that need not be there. If the store is off, nothing is recorded.
         policy: Constraints, and the decision that is marked in the table. A pass by itself,
             ``fwd``, is convolution's; other operators take ``softmax_fwd``, or a `Policy` of their
             family.
@@ -194,6 +197,9 @@ def measure_layers(
 ) -> Iterator[LayerProfile]:
     """Measure layer by layer, taking from the journal what was finished before.
 
+    If a tuning store has rankings of a target's hardware, nothing is measured: they are given, and
+    what the target accepts for the other layers.
+
     Args:
         layers: What to measure.
         settings: How to measure.
@@ -207,6 +213,11 @@ def measure_layers(
             values.
     """
     layers = merge(layers)
+    if settings.target is not None:
+        rows_of = {layer.problem: _recorded_row(layer.problem, settings) for layer in layers}
+        if any(rows_of.values()):
+            yield from (_recorded(layer, rows_of[layer.problem], settings) for layer in layers)
+            return
     works = [settings.work(f"profile measured={one.measured}", one.problem) for one in layers]
     finished = [journal.get(work, LayerProfile) if journal is not None else None for work in works]
     left = [layer.measured for layer, one in zip(layers, finished, strict=True) if one is None]
@@ -280,8 +291,8 @@ def _peaks(problem: str, settings: Settings) -> Peaks:
 def _profiled(
     layer: Layer, settings: Settings, rows: list[Measurement], isolated: bool
 ) -> LayerProfile:
-    problem, policy = layer.measured, settings.measured_policy
-    heuristic = f"heuristic;{policy}".removesuffix(";")
+    problem = layer.measured
+    heuristic = f"heuristic;{settings.measured_policy}".removesuffix(";")
     peaks = _peaks(problem, settings)
     profile = _layer_profile(
         layer,
@@ -292,13 +303,36 @@ def _profiled(
         peak_bytes=peaks.bytes_per_second,
         rows=_with_baseline(rows, problem, settings, isolated),
         heuristic=_decided(problem, settings.device, heuristic)[0],
+        **(_listed(layer, settings) if settings.target is not None else {}),
     )
-    if settings.target is not None:
-        profile.listed_for = f"target:{settings.target}"
-        policy = only_fields(settings.policy, (*MEASURED_CONSTRAINTS, "max_workspace"))
-        profile.listed = _C.candidates(layer.problem, profile.listed_for, policy)
     profile.current, profile.current_error = _current(profile, settings)
     return profile
+
+
+def _recorded_row(problem: str, settings: Settings) -> Row | None:
+    """The ranking of a problem that a store has for the target."""
+    assert settings.target is not None
+    return recorded_row(problem, settings.target, _C.policy_for(problem, settings.measured_policy))
+
+
+def _recorded(layer: Layer, row: Row | None, settings: Settings) -> LayerProfile:
+    """The ranking of a store as the profile of a layer; without one, what the target accepts."""
+    if row is None:
+        return _layer_profile(layer, layer.problem, settings.device, **_listed(layer, settings))
+    return _layer_profile(
+        layer,
+        layer.problem,
+        row.entry["device"],
+        rows=list(row.entry["measurements"]),
+        recorded=row.when[:10] or "an unknown day",
+    )
+
+
+def _listed(layer: Layer, settings: Settings) -> dict[str, Any]:
+    """What the target accepts for a layer."""
+    device = f"target:{settings.target}"
+    policy = only_fields(settings.policy, (*MEASURED_CONSTRAINTS, "max_workspace"))
+    return {"listed_for": device, "listed": _C.candidates(layer.problem, device, policy)}
 
 
 def _cost(problem: str) -> tuple[float, float]:

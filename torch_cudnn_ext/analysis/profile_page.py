@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext.analysis.errata import version_text
 from torch_cudnn_ext.analysis.html import table_html
 from torch_cudnn_ext.analysis.lint import hints_table, profile_hints
 from torch_cudnn_ext.analysis.page import (
@@ -48,6 +47,7 @@ from torch_cudnn_ext.analysis.tables import (
     layer_tables,
     milliseconds,
     summary_table,
+    version_text,
 )
 
 if TYPE_CHECKING:

@@ -54,6 +54,7 @@ class LayerProfile:
     current: str | None = None  # the algorithm that the policy would run now
     heuristic: str | None = None  # the algorithm that would run without any measuring
     current_error: str = ""  # why the policy would run none
+    recorded: str = ""  # the day when the rows were measured, if they are from a tuning store
     # What another device accepts, listed without measuring.
     listed_for: str | None = None
     listed: list[Candidate] = field(default_factory=list)
@@ -229,7 +230,7 @@ class Profile:
     @property
     def is_mixed(self) -> bool:
         """Whether the times are of several devices, or of one problem under several constraints."""
-        devices = {profile.device for profile in self.layers}
+        devices = {profile.device for profile in self.layers if profile.rows}
         problems = {profile.problem for profile in self.layers}
         return len(devices) > 1 or len(problems) < len(self.layers)
 
@@ -245,16 +246,19 @@ class Profile:
 
         The time of a coupled forward includes its backward, whose own line does not count towards
         the sums of several passes. There are no totals over several devices, or over one problem
-        under several constraints, as a tuning table may hold.
+        under several constraints, as a tuning table may hold. If times are recorded, the sums are
+        over those layers alone.
         """
         if self.is_mixed:
             return []
-        led = {line for profile in self.layers for line in coupled_problems(profile.problem)}
-        counted = [profile for profile in self.layers if profile.problem not in led]
-        ops = list(dict.fromkeys(profile.op for profile in self.layers))
-        lines = [self._totals(op, [p for p in self.layers if p.op == op]) for op in ops]
+        is_recorded = any(profile.recorded for profile in self.layers)
+        layers = [profile for profile in self.layers if profile.recorded or not is_recorded]
+        led = {line for profile in layers for line in coupled_problems(profile.problem)}
+        counted = [profile for profile in layers if profile.problem not in led]
+        ops = list(dict.fromkeys(profile.op for profile in layers))
+        lines = [self._totals(op, [p for p in layers if p.op == op]) for op in ops]
         whole = self._totals("all passes", counted)
-        families = list(dict.fromkeys(profile.family for profile in self.layers))
+        families = list(dict.fromkeys(profile.family for profile in layers))
         for family in families if len(families) > 1 else []:
             line = self._totals(f"all {family}", [p for p in counted if p.family == family])
             lines.append(dataclasses.replace(line, shares=_shares(line, whole)))

@@ -20,6 +20,7 @@ from torch_cudnn_ext.analysis.tables import (
     layer_tables,
     milliseconds,
     not_profiled,
+    place_of,
     plural,
     summary_table,
 )
@@ -118,13 +119,22 @@ def label_of(layer: LayerProfile) -> str:
 
 def is_for_target(profile: Profile) -> bool:
     """Whether the CPU was measured in place of a GPU, whose algorithms are listed."""
-    return any(layer.listed_for is not None for layer in profile.layers)
+    is_listed = any(layer.listed_for is not None for layer in profile.layers)
+    return is_listed and not any(layer.recorded for layer in profile.layers)
 
 
 def sentence_of(profile: Profile) -> str:
     """What the best algorithms gain over PyTorch's own, with its interval and where it is from."""
     if is_for_target(profile):
         return _of_target(profile)
+    places = dict.fromkeys(place_of(layer) for layer in profile.layers if layer.recorded)
+    if not places:
+        return _of_times(profile)
+    where = " and ".join(places)
+    return f"{where[0].upper()}{where[1:]}: {_of_times(profile)}"
+
+
+def _of_times(profile: Profile) -> str:
     if profile.is_mixed:
         problems = plural(len(profile.layers), "measurement")
         return f"{problems} of several devices or under several constraints; they have no sum."
@@ -157,7 +167,9 @@ def sentence_of(profile: Profile) -> str:
 def _what(profile: Profile, found: Sequence[Gain]) -> str:
     if profile.title and any(layer.names for layer in profile.layers):
         rest = len(counted_layers(profile)) - len(found)
-        without = f" (without {plural(rest, 'problem')}, timed on one side alone)" if rest else ""
+        is_recorded = any(layer.recorded for layer in profile.layers)
+        why = "not recorded" if is_recorded else "timed on one side alone"
+        without = f" (without {plural(rest, 'problem')}, {why})" if rest else ""
         return f"the layers of {profile.title}{without}"
     if len(profile.layers) == 1:
         return profile.layers[0].problem.split()[0]

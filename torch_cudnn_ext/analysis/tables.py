@@ -15,6 +15,7 @@ from torch_cudnn_ext._policy_text import without_options
 from torch_cudnn_ext._workload.problems import PROXY_BATCH
 from torch_cudnn_ext.analysis.records import Record, listed_records, measured_records
 from torch_cudnn_ext.tuning.measure import BASELINE
+from torch_cudnn_ext.tuning.store_files import device_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,6 +122,12 @@ def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
+def version_text(version: int) -> str:
+    """The text of a version's number: ``9.19``, ``9.28.1``."""
+    patch = f".{version % 100}" if version % 100 else ""
+    return f"{version // 10000}.{version // 100 % 100}{patch}"
+
+
 def _spread(record: Record) -> str:
     known = record["spread_ms"] is not None and record["samples"] > 1
     return f"± {record['spread_ms']:.2g}" if known else ""
@@ -215,11 +222,8 @@ def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
         title += "\n" + ", ".join(where)
     tables = []
     if profile.rows:
-        place = f"measured on {profile.device}"
-        if profile.measured != profile.problem:
-            place += f" at batch {PROXY_BATCH}"
         records = measured_records(profile)
-        table = _table(f"{title}\n{place}", MEASURED_COLUMNS, records, extent)
+        table = _table(f"{title}\n{place_of(profile)}", MEASURED_COLUMNS, records, extent)
         if profile.current_error:
             error = ("the current policy runs none of them", [profile.current_error])
             table = replace(table, lists=[error, *table.lists])
@@ -232,6 +236,17 @@ def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
             extent = replace(extent, top=extent.listed_top)
         tables.append(_table(head, LISTED_COLUMNS, records, extent))
     return tables
+
+
+def place_of(profile: LayerProfile) -> str:
+    """Where a layer was measured, and when if its rows are from a tuning store."""
+    if profile.recorded:
+        hardware, version = device_of(profile.device)
+        number = int(version.removeprefix("cudnn"))
+        name = hardware.partition("/")[0]
+        return f"recorded on {name} with cuDNN {version_text(number)} on {profile.recorded}"
+    batch = f" at batch {PROXY_BATCH}" if profile.measured != profile.problem else ""
+    return f"measured on {profile.device}{batch}"
 
 
 def _accepted(records: Sequence[Record]) -> str:
@@ -335,6 +350,10 @@ def summary_table(profile: Profile) -> Table:
         smaller = any(layer.measured != layer.problem for layer in profile.layers)
         batch = f" at batch {PROXY_BATCH}" if smaller else ""
         notes.append(f"measured on the CPU{batch}: not the target's times")
+    missing = sum(not layer.recorded for layer in profile.layers)
+    if 0 < missing < len(profile.layers):
+        are = "is" if missing == 1 else "are"
+        notes.append(f"{plural(missing, 'problem')} {are} not recorded, and not in the sums")
     untried = sum(_is_out_of_time(row) for layer in profile.layers for row in layer.rows)
     if untried:
         notes.append(f"{plural(untried, 'algorithm')} {_OUT_OF_TIME}")

@@ -19,9 +19,8 @@ from torch_cudnn_ext import _C
 from torch_cudnn_ext._defaults import VERIFY_TIME_LIMIT_S
 from torch_cudnn_ext._files import ERRATA_VARIABLE
 from torch_cudnn_ext.analysis import reproduce
-from torch_cudnn_ext.analysis.errata import version_text
 from torch_cudnn_ext.analysis.reproduce import CANNOT_RUN, NOT_SEEN, Outcome, Run
-from torch_cudnn_ext.analysis.tables import Column, Table, plural
+from torch_cudnn_ext.analysis.tables import Column, Table, plural, version_text
 from torch_cudnn_ext.tuning.measure import Progress
 
 if TYPE_CHECKING:

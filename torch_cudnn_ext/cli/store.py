@@ -126,7 +126,7 @@ def _merge(given: Store, root: Path) -> None:
     for source in sources:
         if not Path(source).exists():
             raise typer.BadParameter(f"merge: got {source!r}, which does not exist")
-    done = store_upkeep.merge(root, sources)
+    done = store_upkeep.merge(root, sources, given.winners)
     typer.echo(f"{plural(done.added, 'row')} added to {root}, {done.known} known or older")
     _finish_lines(done.left_out, "left out")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from torch_cudnn_ext import _C, knobs, tuning
+from torch_cudnn_ext import _C, knobs
 from torch_cudnn_ext.analysis.html import formatted
 from torch_cudnn_ext.analysis.tables import Column, plural
 from torch_cudnn_ext.cli import running
-from torch_cudnn_ext.tuning.keeping import SERVING
+from torch_cudnn_ext.tuning.keeping import SERVING, store_paths
 from torch_cudnn_ext.tuning.store_files import difference
 from torch_cudnn_ext.tuning.store_rows import quoted, software_of, time_text
 from torch_cudnn_ext.tuning.store_upkeep import FolderHeads, heads_by_device
@@ -25,8 +25,7 @@ _NAMES = ("store", "device", "problems", "rows", *_AGES, _OLDER, _UNKNOWN, "serv
 
 def print_store_statistics(format: str) -> None:
     """Print a row for each device of each store."""
-    own = tuning.store_path()
-    roots = [*([own] if own else []), *map(Path, knobs.store_shared)]
+    roots = store_paths()
     records = [_record(root, one) for root in roots for one in heads_by_device(root)]
     columns = [
         Column("device", lambda r: r["device"]),

@@ -1,10 +1,11 @@
 """The tuning store of this process: rankings that are kept without a call, and found again.
 
 ``knobs.store`` names the folder, by default ``torch_cudnn_ext/tuning`` in the user's cache folder.
-Folders of ``knobs.store_shared`` are read after it and never written. ``knobs.store_match`` says
-which rows serve a device. C++ asks `_find` if a problem is to be tuned and the table in memory does
-not have it, `_problems` for similar ones, and gives `_add` what was measured and `_record` what is
-not tuned. If an agreement of ranks holds, `_find` and `_add` give what the ranks obey.
+After it come the folders of ``knobs.store_shared`` and the rankings of this package, which are
+never written. ``knobs.store_match`` says which rows serve a device. C++ asks `_find` if a problem
+is to be tuned and the table in memory does not have it, `_problems` for similar ones, and gives
+`_add` what was measured and `_record` what is not tuned. If an agreement of ranks holds, `_find`
+and `_add` give what the ranks obey.
 
 The folder of a device is read at the first question for it, and its rows are parsed as they are
 asked for. A store that cannot be read or written costs one warning; tuning goes on without it.
@@ -24,6 +25,7 @@ from torch_cudnn_ext._files import STORE_VARIABLE, cache_folder
 from torch_cudnn_ext._torch_internals import carry_in_compiler_caches, disable_dynamo
 from torch_cudnn_ext._warning import warn
 from torch_cudnn_ext.tuning.agreement import Agreement, current_agreement
+from torch_cudnn_ext.tuning.shipped import SHIPPED, hardware_of_target
 from torch_cudnn_ext.tuning.statistics import count, count_missed, renew_lock
 from torch_cudnn_ext.tuning.store import note_origin, observe, take_newer
 from torch_cudnn_ext.tuning.store_files import (
@@ -31,6 +33,7 @@ from torch_cudnn_ext.tuning.store_files import (
     Place,
     SegmentWriter,
     device_folders,
+    device_of,
     difference,
     folder_name,
 )
@@ -84,6 +87,16 @@ def store_path() -> Path | None:
     return folder / "tuning"
 
 
+def store_paths() -> list[Path]:
+    """The stores that rankings are found in: the user's, the shared ones, the shipped one.
+
+    If the user's store is off, so is the shipped one.
+    """
+    own = store_path()
+    shared = [*map(Path, knobs.store_shared)]
+    return shared if own is None else [own, *shared, SHIPPED]
+
+
 class _Tier:
     """One store, read folder by folder. `_lock` guards it."""
 
@@ -120,14 +133,14 @@ class _Tier:
 
 
 class _Store:
-    """The user's store and the shared ones. `_lock` guards it."""
+    """The user's store, the shared ones and the shipped one. `_lock` guards it."""
 
-    def __init__(self, path: Path | None, shared: tuple[str, ...], match: str) -> None:
-        self.setting = path, shared, match
+    def __init__(self, path: Path | None, paths: list[Path], match: str) -> None:
+        self.setting = path, paths, match
         self.writer = SegmentWriter(path) if path is not None else None
         self.recorder = Recorder(path) if path is not None else None
         self._match = match
-        self._tiers = [_Tier(root) for root in ([path] if path else []) + [*map(Path, shared)]]
+        self._tiers = [*map(_Tier, paths)]
 
     def find(self, asked: Question) -> Ranking | None:
         """The ranking for a question, and the device and constraints if they are others.
@@ -177,6 +190,22 @@ class _Store:
         """Whether the user's store has a row that is as new."""
         rows = self._tiers[0].rows(self._tiers[0].root / folder_name(row.entry["device"]))
         return any(place.head.when.decode() >= row.when for place in rows.places(row.key))
+
+    def recorded(self, problem: str, constraints: str, hardware: str, version: str) -> Row | None:
+        """The ranking of a problem on some hardware, whatever matches.
+
+        Rows of a version of cuDNN come first, then the newest.
+        """
+        wanted = quoted(problem), quoted(constraints)
+        found = [
+            (device == f"{hardware}/{version}", rows.places(key)[0])
+            for tier in self._tiers
+            for rows in tier.all_rows()
+            for key in rows.keys()
+            if key[1:] == wanted and device_of(device := json.loads(key[0])).hardware == hardware
+        ]
+        rows = (_row_at(place) for _, place in sorted(found, reverse=True))
+        return next(filter(None, rows), None)
 
     def _places(self, asked: Question, reasons: set[str]) -> Iterator[Place]:
         """Where rows are that serve, the best first. Adds why others do not."""
@@ -257,7 +286,7 @@ _warned: set[object] = set()
 def _current() -> _Store:
     """The store that the knobs name."""
     global _store
-    setting = store_path(), tuple(knobs.store_shared), str(knobs.store_match)
+    setting = store_path(), store_paths(), str(knobs.store_match)
     if _store is None or _store.setting != setting:
         _store = _Store(*setting)
     return _store
@@ -267,6 +296,26 @@ def _look(asked: Question) -> Ranking | None:
     """What the stores know, as `_Store.find`."""
     with _lock:
         return _current().find(asked)
+
+
+def recorded_row(problem: str, target: str, policy: str) -> Row | None:
+    """The ranking that a store has of a problem on a target's hardware.
+
+    Args:
+        problem: A canonical problem line.
+        target: A GPU that need not be there, such as ``h200``.
+        policy: A policy text of the problem's family; the row is one of its constraints.
+    """
+    hardware = hardware_of_target(target)
+    if hardware is None:
+        return None
+    constraints = _C.constraints_text(problem, policy)
+    version = f"cudnn{_C.versions()['cudnn']}"
+    with _lock:
+        row = _current().recorded(problem, constraints, hardware, version)
+    if row is not None:
+        count("found")
+    return row
 
 
 def _keep(entry: TableEntry) -> None:

@@ -288,8 +288,13 @@ def is_result(line: bytes) -> bool:
     return found is not None and line.startswith(b'"result": ', found.end())
 
 
+def is_not_tried(row: Measurement) -> bool:
+    """Whether a measurement was left for a later tuning."""
+    return row["status"] in _NOT_RUN and row["reason"].startswith(_NOT_TRIED)
+
+
 def _is_kept(row: Measurement) -> bool:
-    return row["status"] not in _NOT_RUN or row["reason"].startswith(_NOT_TRIED)
+    return row["status"] not in _NOT_RUN or is_not_tried(row)
 
 
 def _not_read(line: bytes) -> DamagedRowError:

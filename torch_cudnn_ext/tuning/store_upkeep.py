@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from torch_cudnn_ext.tuning.shipped import winners
 from torch_cudnn_ext.tuning.store_files import (
     Damage,
     FolderRows,
@@ -140,10 +141,17 @@ class Merged(NamedTuple):
     left_out: list[str]
 
 
-def merge(root: Path, sources: Iterable[str | os.PathLike[str]]) -> Merged:
+def merge(
+    root: Path, sources: Iterable[str | os.PathLike[str]], winners_alone: bool = False
+) -> Merged:
     """Add the rows of other stores or of files to a store.
 
     Of two rows for the same device, problem and constraints the newer holds.
+
+    Args:
+        root: The store.
+        sources: Folders of stores, or files.
+        winners_alone: Add rows less what no constraints would choose, see `shipped.winners`.
 
     Raises:
         OSError: A source cannot be read, or the store not be written.
@@ -158,6 +166,9 @@ def merge(root: Path, sources: Iterable[str | os.PathLike[str]]) -> Merged:
             if is_result(line):
                 continue
             row = parse_row(line)
+            if winners_alone:
+                line = winners(row).line().removesuffix(b"\n")
+                head = head_of(line, latest_text())
         except TornRowError:
             continue
         except (ValueError, RuntimeError) as error:
