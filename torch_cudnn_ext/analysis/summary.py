@@ -240,7 +240,8 @@ def profile_tables(profile: Profile, extent: Extent) -> list[Table]:
     if hidden := len(profile.layers) - len(shown):
         left = plural(hidden, "problem")
         tables.append(Table(f"{left} more, with less to gain ({extent.ask_for_layers})", [], []))
-    if extent.legend and is_for_target(profile):
+    for_target = any(layer.listed_for or layer.recorded for layer in profile.layers)
+    if extent.legend and for_target:
         tables.append(Table("What the tables say", [], [], "", [("words", LEGEND)]))
     return tables
 

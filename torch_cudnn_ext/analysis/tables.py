@@ -157,6 +157,7 @@ _RANKED_BY = (
 )
 ALGORITHM = Column("algorithm", lambda record: str(record["algorithm"]), whole=True)
 _HOST = _number("host us", "host_ms", lambda ms: f"{ms * 1e3:.1f}")
+_PEAK = _number("% peak", "percent_of_peak", "{:.1f}".format)
 _WORKSPACE = Column("workspace", lambda record: bytes_text(record["workspace_bytes"]), right=True)
 _YES_NO = {True: "yes", False: "no", None: "?"}
 _DETERMINISTIC = Column("determ.", lambda record: _YES_NO[record["deterministic"]], whole=True)
@@ -192,7 +193,7 @@ MEASURED_COLUMNS = (
     _HOST,
     _WORKSPACE,
     _number("TFLOP/s", "tflops", lambda value: f"{value:#.3g}".removesuffix(".")),
-    _number("% peak", "percent_of_peak", "{:.1f}".format),
+    _PEAK,
     _number("vs PyTorch", "vs_pytorch", "{:.2f}x".format),
     _DETERMINISTIC,
     _NOTES,
@@ -290,6 +291,8 @@ def _table(title: str, columns: Sequence[Column], records: list[Record], extent:
         else:
             not_shown[_OUT_OF_TIME if _is_out_of_time(record) else record["status"]] += 1
     footer = []
+    if all(record["percent_of_peak"] is None for record in shown):
+        columns = [column for column in columns if column is not _PEAK]
     if all(record["host_ms"] is None for record in shown):
         columns = [column for column in columns if column is not _HOST]
     else:
