@@ -304,3 +304,26 @@ def test_environment_of_someone_else_is_left_alone(checkout: Path, tmp_path: Pat
 
 def test_an_extra_that_is_none_is_refused(checkout: Path) -> None:
     assert_stops(bootstrap(checkout, "tests"), "got tests, wanted test, models, ci or docs")
+
+
+def test_ship_measures_networks_and_keeps_one_file_a_device(checkout: Path, tmp_path: Path) -> None:
+    rankings = checkout / "torch_cudnn_ext" / "tuning" / "rankings"
+    device = rankings / "gpu" / "cudnn-1"
+    device.mkdir(parents=True)
+    (device / "host-1-2.jsonl").write_text("rows\n")
+    run = checkout / "tools" / "run"
+    run.write_text(f'#!/bin/sh\necho "$TORCH_CUDNN_EXT_STORE $*" >> {tmp_path}/log\n')
+
+    def ship(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [checkout / "tools" / "ship", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+
+    assert_stops(ship(), "got no folder, wanted a tuning store")
+    assert ship("measured", "inception_v3").returncode == 0
+    *measured, merged, compacted = (tmp_path / "log").read_text().splitlines()
+    assert all(line.startswith(f"{tmp_path}/measured ") for line in measured)
+    assert sum(" tune --model inception_v3 --image-size 299 --dtype " in m for m in measured) == 14
+    assert sum(" optimize --model inception_v3 " in line for line in measured) == 7
+    assert f"store merge --winners {tmp_path}/measured --store {rankings}" in merged
+    assert f"store compact --store {rankings}" in compacted
+    assert [file.name for file in device.iterdir()] == ["rankings.jsonl"]

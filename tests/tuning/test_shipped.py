@@ -1,6 +1,7 @@
 """The rankings that come with this package: what they leave out, and what finds them."""
 
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,14 @@ def test_what_is_shipped_is_small_and_right() -> None:
         assert winners(row) == row
         assert device_of(row.entry["device"]).kind == "gpu"
         assert row.entry["measurements"][0]["status"] == "ok"
+
+
+def test_what_is_shipped_is_part_of_the_package() -> None:
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["torch_cudnn_ext"]
+    packaged = {file for pattern in patterns for file in (root / "torch_cudnn_ext").glob(pattern)}
+    assert {*SHIPPED.rglob("*.jsonl")} <= packaged
 
 
 def test_a_shipped_ranking_is_found_without_a_measurement(store: Path) -> None:
