@@ -112,6 +112,29 @@ def test_a_host_that_is_late() -> None:
     assert hint.rule == "host" and hint.gain_ms == pytest.approx(0.2) and not hint.is_measured
 
 
+def test_batch_norms_and_activations_of_inference_that_are_kernels_of_their_own() -> None:
+    conv = canonical(HALF, names=("conv",))
+    norm = canonical(
+        "batch_norm_infer x=f16[8,64,196]:nhwc", row("graph:eng1", 0.25), names=("bn",), count=2
+    )
+    relu = canonical(
+        "activation_fwd x=f16[100352]:nchw kind=relu", row("aten:default", 0.5), names=("relu",)
+    )
+    (hint,) = hints(conv, norm, relu)
+    assert (hint.rule, hint.layers, hint.gain_ms) == ("unfused", ("bn", "relu"), 1.0)
+    assert not hint.is_measured and "optimize(model, images)" in hint.change
+    elu = canonical("activation_fwd x=f16[100352]:nchw kind=elu", names=("e",))
+    assert rules(conv, elu) == []
+    assert rules(norm, relu) == []  # nothing takes them in
+    backward = canonical(HALF.replace("conv_fwd", "conv_bwd_data"), names=("conv",))
+    assert rules(conv, norm, backward) == []  # a training step
+    unnamed = canonical("activation_fwd x=f16[100352]:nchw kind=relu", row("aten:default", 0.5))
+    assert rules(conv, unnamed) == []  # problems of a file, in any order
+    for one in (conv, norm, relu):
+        one.device = "cpu"
+    assert rules(conv, norm, relu) == []
+
+
 def test_hints_are_told_with_their_layers() -> None:
     line = HALF.replace("nhwc", "nchw")
     layers = [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import LINE, OTHER
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,7 +192,10 @@ def test_problems_that_are_not_recorded_are_listed(store: Path) -> None:
     assert "target:h200 accepts" in result.to_markdown()
     assert "1 problem is not recorded, and not in the sums" in result.to_markdown()
     assert [line.label for line in result.totals()] == ["conv_fwd"]
-    assert "Layers" in result.to_html()
+    page = result.to_html()
+    assert "recorded on" in page and "NVIDIA H200/sm90/132sm/cudnn91900" in page
+    assert torch.__version__ not in page
+    assert json.loads(result.to_json())["versions"] is None
 
 
 def test_a_cap_is_kept_by_what_is_recorded(store: Path) -> None:

@@ -6,6 +6,7 @@ Each rule is a function of one problem. What several problems have in common is 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ _LEAST_GAIN = 0.02  # of a problem's time; less is not told
 _MULTIPLE = 8  # channels of half types that tensor cores take without padding
 _MOST_NAMES = 3
 _HALF = ("f16", "bf16")
+# Activations that `optimize` gives to the convolution before them.
+_TAKEN_IN = re.compile(r"^activation_fwd .* kind=(relu|clipped_relu|swish|sigmoid|tanh)\b")
 
 
 @dataclass(frozen=True)
@@ -182,16 +185,41 @@ def _host(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:
 _MEASURED = (_cap, _excluded_baseline, _fallback, _host)
 
 
+def _unfused(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:
+    best = layer.best(cap)
+    taken = layer.op == "batch_norm_infer" or _TAKEN_IN.search(layer.problem)
+    if taken and layer.names and best is not None:
+        yield _Found(
+            "unfused",
+            "Batch norms and activations run as kernels of their own, which convolutions before "
+            "them can take in.",
+            "fast = torch_cudnn_ext.optimize(model, images)",
+            best["median_ms"],
+            False,
+        )
+
+
+def _is_inference(layers: Iterable[LayerProfile]) -> bool:
+    """Whether these are forwards in evaluation mode, with convolutions."""
+    ops = {layer.op for layer in layers}
+    passes = {_C.problem_info(layer.problem)["pass_name"] for layer in layers}
+    return passes <= {"fwd", "infer"} and "conv_fwd" in ops and "batch_norm_fwd" not in ops
+
+
 def profile_hints(profile: Profile) -> list[Hint]:
     """What costs time in the problems of a profile, most to gain first, then what has no number."""
     cap = profile.settings.max_workspace_bytes
     policy = profile.settings.measured_policy
+    fuses = _is_inference(profile.layers)
     found: list[tuple[str, int, _Found]] = []
     for layer in profile.layers:
         name = ", ".join(layer.names) or layer.problem
         if not layer.device.startswith("cpu") or layer.listed_for is not None:
             found += [(name, layer.count, one) for one in static_hints(layer.problem, policy)]
-        for rule in _MEASURED if layer.listed_for is None else ():
+        rules = _MEASURED if layer.listed_for is None else ()
+        if fuses and not layer.device.startswith("cpu"):
+            rules = (*rules, _unfused)
+        for rule in rules:
             found += [(name, layer.count, one) for one in rule(layer, cap)]
     return _joined(found)
 

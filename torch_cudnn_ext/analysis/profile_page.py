@@ -313,11 +313,18 @@ def versions() -> dict[str, str]:
 
 
 def environment_of(profile: Profile) -> dict[str, str]:
-    """What the measurements depend on, by name; of a tuning table, its devices alone."""
-    devices = dict.fromkeys(layer.device for layer in profile.layers)
+    """What the measurements depend on, by name; of recorded ones, what is known of them."""
+    devices = dict.fromkeys(layer.device for layer in profile.layers if layer.rows)
     if profile.is_kept:
         return {"devices": ", ".join(devices)}
     settings = profile.settings
+    if profile.is_recorded:
+        days = dict.fromkeys(layer.recorded for layer in profile.layers if layer.recorded)
+        return {
+            "device": ", ".join(devices),
+            "recorded on": ", ".join(days),
+            "policy": settings.policy or "(none)",
+        }
     budget = f"{settings.time_budget_s:g} s a problem" if settings.time_budget_s else "none"
     return {
         "device": _C.device_fingerprint(settings.device),

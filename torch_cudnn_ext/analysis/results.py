@@ -228,6 +228,11 @@ class Profile:
         return policies
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether times are those that a tuning store has of a target."""
+        return any(profile.recorded for profile in self.layers)
+
+    @property
     def is_mixed(self) -> bool:
         """Whether the times are of several devices, or of one problem under several constraints."""
         devices = {profile.device for profile in self.layers if profile.rows}
@@ -251,8 +256,7 @@ class Profile:
         """
         if self.is_mixed:
             return []
-        is_recorded = any(profile.recorded for profile in self.layers)
-        layers = [profile for profile in self.layers if profile.recorded or not is_recorded]
+        layers = [p for p in self.layers if p.recorded or not self.is_recorded]
         led = {line for profile in layers for line in coupled_problems(profile.problem)}
         counted = [profile for profile in layers if profile.problem not in led]
         ops = list(dict.fromkeys(profile.op for profile in layers))
@@ -386,7 +390,7 @@ class Profile:
 
         It holds the settings, the versions, the layers, the operators that are not profiled, and
         the totals. An error that is not finite is null. Settings and versions are null if the
-        measurements were read from a tuning table.
+        measurements were read from a tuning table, and versions if they are recorded ones.
         """
         layers = [dataclasses.asdict(profile) for profile in self.layers]
         for layer in layers:
@@ -395,7 +399,7 @@ class Profile:
             {
                 "title": self.title,
                 "settings": None if self.is_kept else dataclasses.asdict(self.settings),
-                "versions": None if self.is_kept else _C.versions(),
+                "versions": None if self.is_kept or self.is_recorded else _C.versions(),
                 "layers": layers,
                 "not_profiled": self.not_profiled,
                 "without_functions": self.without_functions,

@@ -120,7 +120,7 @@ def label_of(layer: LayerProfile) -> str:
 def is_for_target(profile: Profile) -> bool:
     """Whether the CPU was measured in place of a GPU, whose algorithms are listed."""
     is_listed = any(layer.listed_for is not None for layer in profile.layers)
-    return is_listed and not any(layer.recorded for layer in profile.layers)
+    return is_listed and not profile.is_recorded
 
 
 def sentence_of(profile: Profile) -> str:
@@ -167,8 +167,7 @@ def _of_times(profile: Profile) -> str:
 def _what(profile: Profile, found: Sequence[Gain]) -> str:
     if profile.title and any(layer.names for layer in profile.layers):
         rest = len(counted_layers(profile)) - len(found)
-        is_recorded = any(layer.recorded for layer in profile.layers)
-        why = "not recorded" if is_recorded else "timed on one side alone"
+        why = "not recorded" if profile.is_recorded else "timed on one side alone"
         without = f" (without {plural(rest, 'problem')}, {why})" if rest else ""
         return f"the layers of {profile.title}{without}"
     if len(profile.layers) == 1:
