@@ -151,8 +151,21 @@ def test_later_gradients_are_of_their_own_arguments(name: str, device: str) -> N
                 torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
+def _runs_bfloat16_lstm() -> bool:
+    """Whether oneDNN, which PyTorch's LSTM of bfloat16 runs, has it for this processor."""
+    lstm = torch.nn.LSTM(4, 3, dtype=torch.bfloat16)
+    try:
+        with torch.no_grad():
+            lstm(torch.zeros(1, 1, 4, dtype=torch.bfloat16))
+    except RuntimeError as error:
+        return "primitive descriptor" not in str(error)
+    return True
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_later_calls_obey_autocast(name: str, device: str) -> None:
+    if name == "lstm" and device == "cpu" and not _runs_bfloat16_lstm():
+        pytest.skip("PyTorch has no bfloat16 LSTM on this processor")
     both = CALLS[name]
     with torch.no_grad():
         for seed in SEEDS:

@@ -17,14 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_cudnn_ext as tce
 from torch_cudnn_ext._optimize.making import digest_of, new_training_report
-from torch_cudnn_ext._optimize.options import Options
-from torch_cudnn_ext._optimize.recipe import Way
+from torch_cudnn_ext._optimize.options import NewShape, Options
 from torch_cudnn_ext._optimize.training_model import TrainingModel
 
 
-def made(model: nn.Module, x: torch.Tensor) -> TrainingModel:
+def made(model: nn.Module, x: torch.Tensor, on_new_shape: NewShape = "heuristic") -> TrainingModel:
     """What `optimize` makes if ours is faster, without tuning."""
-    options = Options(True, None, None, "keep", None, None, "heuristic", None, None)
+    options = Options(True, None, None, "keep", None, None, on_new_shape, None, None)
     (recipe,) = options.recipes((x,), digest_of(model))
     return TrainingModel(model, recipe, new_training_report(model, recipe))
 
@@ -211,15 +210,12 @@ def test_other_sizes_are_not_tuned() -> None:
 
 def test_calls_measure_nothing_unless_asked() -> None:
     x = images()
-    for on_new_shape, measures in (("heuristic", False), ("autotune", True)):
-        fast: Any = tce.optimize(
-            small_net(), x, train=True, time_budget_s=0.02, on_new_shape=on_new_shape,
-        )  # fmt: skip
-        fast.report.way = Way.optimized
-        tce.tuning.clear()  # as with another number of threads
-        before = tce.tuning.statistics().timed_runs
-        fast(x)
-        assert (tce.tuning.statistics().timed_runs > before) == measures
+    tce.tuning.reset()
+    before = tce.tuning.statistics().timed_runs
+    made(small_net(), x)(x)
+    assert tce.tuning.statistics().timed_runs == before
+    made(small_net(), x, "autotune")(x)
+    assert tce.tuning.statistics().timed_runs > before
 
 
 @pytest.mark.parametrize("train", [False, True])
