@@ -87,8 +87,8 @@ def forget() -> None:
     _C.plan_cache_clear()
 
 
-def run_process(code: str, store: Path, **environment: str) -> Any:
-    """What a process that has this store prints."""
+def run_process(code: str, store: str | Path, **environment: str) -> Any:
+    """What a process that has this store prints; an empty text is no store."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={

@@ -5,17 +5,23 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <sched.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "core/capability.h"
@@ -53,8 +59,47 @@ struct Interference {
     if (!pressure) pressure.open("/proc/pressure/cpu");  // of the whole machine
     std::string word;  // some avg10=0.00 avg60=0.00 avg300=0.00 total=1
     for (int i = 0; i < 5 && pressure >> word; ++i) {
-      if (word.rfind("total=", 0) == 0) found.waited_us = std::atoll(word.c_str() + 6);
+      if (word.rfind("total=", 0) == 0) found.waited_us = std::strtoll(word.c_str() + 6, nullptr, 10);
     }
+    return found;
+  }
+};
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+// How much of the cores that this process may use was used until a moment. Counts have a resolution
+// of 10 ms, so that a share is of at least kShortest.
+struct CoreUse {
+  static constexpr std::chrono::milliseconds kShortest{200};
+  Clock::time_point when;
+  double others_s = 0;  // by other processes, all cores together
+  int cores = 0;        // 0: not known
+
+  static CoreUse until_now() {
+    CoreUse found{Clock::now()};
+    cpu_set_t usable;
+    std::ifstream counts("/proc/stat");
+    if (sched_getaffinity(0, sizeof(usable), &usable) != 0 || !counts) return found;
+    int64_t ticks = 0;
+    std::string line;  // cpu0 user nice system idle iowait irq softirq steal guest guest_nice
+    while (std::getline(counts, line) && line.rfind("cpu", 0) == 0) {
+      std::istringstream words(line.substr(3));
+      int core = -1;
+      if (line[3] == ' ' || !(words >> core) || core >= CPU_SETSIZE) continue;
+      if (!CPU_ISSET(core, &usable)) continue;
+      int64_t user = 0, nice = 0, system = 0, idle = 0, iowait = 0, irq = 0, softirq = 0, steal = 0;
+      words >> user >> nice >> system >> idle >> iowait >> irq >> softirq >> steal;
+      ticks += user + nice + system + irq + softirq + steal;
+      ++found.cores;
+    }
+    timespec own{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own);
+    double own_s = static_cast<double>(own.tv_sec) + static_cast<double>(own.tv_nsec) * 1e-9;
+    found.others_s = static_cast<double>(ticks) / static_cast<double>(sysconf(_SC_CLK_TCK)) - own_s;
     return found;
   }
 };
@@ -79,13 +124,20 @@ class CpuTimer : public Timer {
     bool is_crowded = static_cast<double>(met_.waited_us) * 1e-3 > kWaitingShare * elapsed_ms();
     return ignores_other_work() || (!loses_cores && !is_crowded);
   }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  double elapsed_ms() const {
-    return std::chrono::duration<double, std::milli>(end_ - begin_).count();
+  bool is_machine_busy() const override {
+    if (ignores_other_work() || use_before_.cores == 0) return false;
+    std::this_thread::sleep_until(use_before_.when + CoreUse::kShortest);
+    CoreUse now = CoreUse::until_now();
+    double others = now.others_s - use_before_.others_s;
+    double free_cores = now.cores - others / seconds_between(use_before_.when, now.when);
+    constexpr double kShareOfThreads = 0.75;
+    return free_cores < kShareOfThreads * std::min(at::get_num_threads(), now.cores);
   }
 
+ private:
+  double elapsed_ms() const { return seconds_between(begin_, end_) * 1e3; }
+
+  const CoreUse use_before_ = CoreUse::until_now();
   Clock::time_point begin_, end_;
   Interference before_, met_;
 };

@@ -46,6 +46,9 @@ class Timer {
   // have waited, and then its time includes the host's. On a CPU: false if other work of the
   // machine may have taken a part of the time.
   virtual bool host_was_ahead() const { return true; }
+  // Whether other processes left too few cores since this was made: then they slow every run, and
+  // those that use all cores most. May wait until that is known.
+  virtual bool is_machine_busy() const { return false; }
   virtual float milliseconds() = 0;  // waits for the device
   // The host's time to enqueue the work; none if the host does the work itself.
   virtual std::optional<double> host_milliseconds() const { return std::nullopt; }

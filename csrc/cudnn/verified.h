@@ -1,4 +1,4 @@
-// The pairs of a version of cuDNN and a GPU on which the whole test suite ran. With others the
+// The pairs of a version of cuDNN and a GPU on which nearly all tests ran. With others the
 // guards against errata stay on, engines are not named by number, and the user is told once.
 #pragma once
 

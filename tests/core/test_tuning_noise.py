@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 from selector_helpers import conv_decision, convolve, measure_conv
-from torch import Tensor, nn
+from store_helpers import run_process
+from torch import Tensor
 
-from torch_cudnn_ext import _C, tuning
+from torch_cudnn_ext import _C
 
 BOTH = "backends=aten,fake"
 
@@ -165,36 +165,24 @@ def busy_cores() -> Iterator[None]:
             other.join()
 
 
-def _slowdown(problem: str, algorithm: str, most: float) -> float:
-    """How many times as long as PyTorch's own an algorithm takes, by the best of some tries.
+# In a process of its own, whose timer no test has replaced.
+TUNES = """
+import json, torch
+from torch import nn
+from torch_cudnn_ext import tuning
+network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2))
+kept = set()
+for _ in range({times}):
+    tuning.clear()
+    tuning.tune_model(network, torch.randn(2, 3, 24, 24), train=False, time_budget_s=1.0)
+    kept |= {{entry["measurements"][0]["algorithm"] for entry in tuning.entries()}}
+print(json.dumps(sorted(kept)))
+"""
 
-    Other tests may run meanwhile, which makes single tries longer.
-    """
-    found: list[float] = []
-    while len(found) < 20 and min(found, default=most + 1) > most:
-        names = ["aten:default", algorithm]
-        rows = _C.measure(problem, "cpu", "", algorithms=names, record=False)
-        times = {row["algorithm"]: row["median_ms"] or 0.0 for row in rows}
-        found.append(times[algorithm] / times["aten:default"])
-    return min(found)
 
-
-# On a machine that is busy all the time, other work slows what uses all cores in every round. So
-# what is kept may be slower when it is measured alone, by 1.4 times as seen here; without the
-# comparison of rounds it was by hundreds. The strict bound is for a quiet machine.
-@pytest.mark.parametrize(
-    ("times", "most"), [(2, 3.0), pytest.param(10, 1.05, marks=pytest.mark.slow)]
-)
-def test_a_busy_machine_keeps_nothing_that_is_slower_than_pytorch(times: int, most: float) -> None:
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2))
-    kept: set[tuple[str, str]] = set()
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_nothing_replaces_pytorch_on_a_busy_machine(times: int) -> None:
+    cores = len(os.sched_getaffinity(0))
     with busy_cores():
-        for _ in range(times):
-            _C.table_clear()
-            x = torch.randn(2, 3, 24, 24)
-            tuning.tune_model(network, x, train=False, time_budget_s=1.0, isolate="never")
-            for entry in tuning.entries():
-                kept.add((entry["problem"], entry["measurements"][0]["algorithm"]))
-    for problem, algorithm in kept:
-        if algorithm != "aten:default":
-            assert _slowdown(problem, algorithm, most) <= most, (problem, algorithm)
+        kept = run_process(TUNES.format(times=times), "", OMP_NUM_THREADS=str(cores))
+    assert {*kept} <= {"aten:default"}

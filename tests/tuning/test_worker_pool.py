@@ -27,8 +27,8 @@ if __name__ == "__main__":
 
 
 def work(file: Path) -> None:
-    file.write_text("begun")
-    try:
+    try:  # from the start: the one that reads this file may end the work at once
+        file.write_text("begun")
         time.sleep(120)
     finally:
         file.write_text("ended")

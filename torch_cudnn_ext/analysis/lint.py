@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch_cudnn_ext import _C
+from torch_cudnn_ext._workload.problems import is_inference
 from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, plural
 from torch_cudnn_ext.ops.family import family_of
 
@@ -199,28 +200,27 @@ def _unfused(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:
         )
 
 
-def _is_inference(layers: Iterable[LayerProfile]) -> bool:
+def _infers(layers: Iterable[LayerProfile]) -> bool:
     """Whether these are forwards in evaluation mode, with convolutions."""
     ops = {layer.op for layer in layers}
-    passes = {_C.problem_info(layer.problem)["pass_name"] for layer in layers}
-    return passes <= {"fwd", "infer"} and "conv_fwd" in ops and "batch_norm_fwd" not in ops
+    passes = [_C.problem_info(layer.problem)["pass_name"] for layer in layers]
+    return is_inference(passes) and "conv_fwd" in ops and "batch_norm_fwd" not in ops
 
 
 def profile_hints(profile: Profile) -> list[Hint]:
     """What costs time in the problems of a profile, most to gain first, then what has no number."""
     cap = profile.settings.max_workspace_bytes
     policy = profile.settings.measured_policy
-    fuses = _is_inference(profile.layers)
+    infers = _infers(profile.layers)
     found: list[tuple[str, int, _Found]] = []
     for layer in profile.layers:
         name = ", ".join(layer.names) or layer.problem
-        if not layer.device.startswith("cpu") or layer.listed_for is not None:
-            found += [(name, layer.count, one) for one in static_hints(layer.problem, policy)]
-        rules = _MEASURED if layer.listed_for is None else ()
-        if fuses and not layer.device.startswith("cpu"):
-            rules = (*rules, _unfused)
+        is_listed, is_gpu = layer.listed_for is not None, not layer.device.startswith("cpu")
+        hints = [*static_hints(layer.problem, policy)] if is_gpu or is_listed else []
+        rules = [*(() if is_listed else _MEASURED), *([_unfused] if infers and is_gpu else [])]
         for rule in rules:
-            found += [(name, layer.count, one) for one in rule(layer, cap)]
+            hints += rule(layer, cap)
+        found += [(name, layer.count, one) for one in hints]
     return _joined(found)
 
 

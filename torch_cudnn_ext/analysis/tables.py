@@ -242,10 +242,10 @@ def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
 def place_of(profile: LayerProfile) -> str:
     """Where a layer was measured, and when if its rows are from a tuning store."""
     if profile.recorded:
-        hardware, version = device_of(profile.device)
-        number = int(version.removeprefix("cudnn"))
-        name = hardware.partition("/")[0]
-        return f"recorded on {name} with cuDNN {version_text(number)} on {profile.recorded}"
+        device = device_of(profile.device)
+        name = device.hardware.partition("/")[0]
+        version = device.version if device.cudnn is None else version_text(device.cudnn)
+        return f"recorded on {name} with cuDNN {version} on {profile.recorded}"
     batch = f" at batch {PROXY_BATCH}" if profile.measured != profile.problem else ""
     return f"measured on {profile.device}{batch}"
 

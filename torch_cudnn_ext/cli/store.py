@@ -26,6 +26,7 @@ from torch_cudnn_ext.analysis.tables import (
 from torch_cudnn_ext.cli import checks, running
 from torch_cudnn_ext.cli.progress import ProgressBar
 from torch_cudnn_ext.tuning import store_upkeep
+from torch_cudnn_ext.tuning.shipped import winners
 from torch_cudnn_ext.tuning.store_diff import Difference, StoreDiff, diff
 from torch_cudnn_ext.tuning.store_drift import FAULTS, Drift, drift, rows_to_time
 from torch_cudnn_ext.tuning.store_rows import MEASUREMENT_FIELDS, Head, Row, quoted, time_text
@@ -126,7 +127,7 @@ def _merge(given: Store, root: Path) -> None:
     for source in sources:
         if not Path(source).exists():
             raise typer.BadParameter(f"merge: got {source!r}, which does not exist")
-    done = store_upkeep.merge(root, sources, given.winners)
+    done = store_upkeep.merge(root, sources, winners if given.winners else None)
     typer.echo(f"{plural(done.added, 'row')} added to {root}, {done.known} known or older")
     _finish_lines(done.left_out, "left out")
 

@@ -6,8 +6,9 @@ out what no constraints would choose.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ SHIPPED = Path(__file__).with_name("rankings")
 _DEVICES = Path(__file__).parents[1] / "devices"
 
 
+@functools.cache
 def hardware_of_target(target: str) -> str | None:
     """The hardware of a target as rows have it; ``None`` if its properties are not ours."""
     try:
@@ -55,7 +57,7 @@ def _is_no_better(one: Measurement, before: Sequence[Measurement]) -> bool:
         better["backend"] == one["backend"]
         and _at_most(better["workspace_bytes"], one["workspace_bytes"])
         and (better["deterministic"] or not one["deterministic"])
-        and _is_among(better["notes"], one["notes"])
+        and {*better["notes"]} <= {*one["notes"]}
         for better in before
     )
 
@@ -63,7 +65,3 @@ def _is_no_better(one: Measurement, before: Sequence[Measurement]) -> bool:
 def _at_most(first: int | None, second: int | None) -> bool:
     """Whether a workspace is at most another; one that is not known keeps no cap."""
     return second is None or (first is not None and first <= second)
-
-
-def _is_among(first: Iterable[str], second: Iterable[str]) -> bool:
-    return {*first} <= {*second}

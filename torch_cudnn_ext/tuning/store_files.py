@@ -43,6 +43,12 @@ class Device(NamedTuple):
         """``cpu`` or ``gpu``."""
         return "cpu" if self.hardware.startswith("cpu/") else "gpu"
 
+    @property
+    def cudnn(self) -> int | None:
+        """The number of a GPU's cuDNN: 91900."""
+        number = re.fullmatch(r"cudnn(\d+)", self.version)
+        return int(number[1]) if number is not None else None
+
 
 class Place(NamedTuple):
     """Where a row is. Of two places with one key the larger holds."""
@@ -91,11 +97,10 @@ def difference(asked: str, found: str) -> str | None:
 
 def folder_name(fingerprint: str) -> str:
     """The folder of a device, relative to the store."""
-    hardware, version = device_of(fingerprint)
-    number = re.fullmatch(r"cudnn(\d+)", version)
-    if number is not None:
-        value = int(number[1])
-        version = f"cudnn-{value // 10000}.{value // 100 % 100}.{value % 100}"
+    device = device_of(fingerprint)
+    hardware, version = device
+    if (number := device.cudnn) is not None:
+        version = f"cudnn-{number // 10000}.{number // 100 % 100}.{number % 100}"
         hardware = re.sub(r"/sm(\d+)/(\d+)sm$", r"-sm\1-\2", hardware)
     return f"{_name(hardware)}/{_name(version)}"
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_cudnn_ext.tuning.shipped import winners
 from torch_cudnn_ext.tuning.store_files import (
     Damage,
     FolderRows,
@@ -142,7 +141,9 @@ class Merged(NamedTuple):
 
 
 def merge(
-    root: Path, sources: Iterable[str | os.PathLike[str]], winners_alone: bool = False
+    root: Path,
+    sources: Iterable[str | os.PathLike[str]],
+    change: Callable[[Row], Row] | None = None,
 ) -> Merged:
     """Add the rows of other stores or of files to a store.
 
@@ -151,7 +152,7 @@ def merge(
     Args:
         root: The store.
         sources: Folders of stores, or files.
-        winners_alone: Add rows less what no constraints would choose, see `shipped.winners`.
+        change: What is added for a row that was read; by default the row.
 
     Raises:
         OSError: A source cannot be read, or the store not be written.
@@ -166,8 +167,8 @@ def merge(
             if is_result(line):
                 continue
             row = parse_row(line)
-            if winners_alone:
-                line = winners(row).line().removesuffix(b"\n")
+            if change is not None:
+                line = change(row).line().removesuffix(b"\n")
                 head = head_of(line, latest_text())
         except TornRowError:
             continue

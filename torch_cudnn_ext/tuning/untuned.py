@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._files import append_lines
+from torch_cudnn_ext.ops._arguments import check_flag
 from torch_cudnn_ext.tuning.store_files import folder_name, new_name
 
 SUFFIX = ".problems"
@@ -30,6 +31,8 @@ class UntunedProblem:
         algorithm: What ran.
         why: Why that ran: ``"heuristic"``, or ``"heuristic: <reason>"``.
         calls: How many calls ran so.
+        total_ms: How long the device takes for so many calls, if that was asked for and can be
+            measured.
     """
 
     problem: str
@@ -37,19 +40,27 @@ class UntunedProblem:
     algorithm: str
     why: str
     calls: int
+    total_ms: float | None = None
 
 
-def untuned() -> list[UntunedProblem]:
+def untuned(*, timed: bool = False) -> list[UntunedProblem]:
     """The problems that this process ran by the heuristic's decision, the most called first.
 
     A problem that was tuned since is left out, under whatever constraints. The lines serve `tune`,
     and as a file ``tune --problems``.
+
+    Args:
+        timed: Measure each algorithm that ran, and list the longest in all first.
+
+    Raises:
+        TypeError: ``timed`` is no bool.
 
     Example:
         >>> y = torch_cudnn_ext.ops.softmax(torch.zeros(3, 7), 1, policy="tuned")
         >>> [(one.problem, one.why) for one in untuned() if "[3,7,1]" in one.problem]
         [('softmax_fwd x=f32[3,7,1]:nchw log=false', 'heuristic: nothing was tuned for it')]
     """
+    check_flag("untuned", "timed", timed)
     known = {(entry["problem"], entry["device"]) for entry in _C.table_export()}
     calls: Counter[tuple[str, str, str, str]] = Counter()
     for record in _C.executed_decisions():
@@ -58,7 +69,19 @@ def untuned() -> list[UntunedProblem]:
         if is_guessed and place not in known:
             what = record["problem"], record["device"], record["algorithm"], record["why"]
             calls[what] += record["calls"]
-    return [UntunedProblem(*what, count) for what, count in calls.most_common()]
+    found = [UntunedProblem(*what, count) for what, count in calls.most_common()]
+    if not timed:
+        return found
+    found = [replace(one, total_ms=_total_ms(one)) for one in found]
+    return sorted(found, key=lambda one: -1.0 if one.total_ms is None else one.total_ms)[::-1]
+
+
+def _total_ms(one: UntunedProblem) -> float | None:
+    rows = _C.measure(
+        one.problem, one.device, algorithms=[one.algorithm], record=False, levels=False
+    )
+    ms = next((row["median_ms"] for row in rows if row["algorithm"] == one.algorithm), None)
+    return None if ms is None else ms * one.calls
 
 
 class Recorder:
