@@ -59,7 +59,8 @@ struct Interference {
     if (!pressure) pressure.open("/proc/pressure/cpu");  // of the whole machine
     std::string word;  // some avg10=0.00 avg60=0.00 avg300=0.00 total=1
     for (int i = 0; i < 5 && pressure >> word; ++i) {
-      if (word.rfind("total=", 0) == 0) found.waited_us = std::strtoll(word.c_str() + 6, nullptr, 10);
+      if (word.rfind("total=", 0) == 0)
+        found.waited_us = std::strtoll(word.c_str() + 6, nullptr, 10);
     }
     return found;
   }
