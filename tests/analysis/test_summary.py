@@ -125,7 +125,7 @@ def test_the_line_of_code_pins_the_best() -> None:
     exec(pins_line(made), {"torch_cudnn_ext": Package(), "model": None})
     exec(pins_line(made, 1), {"torch_cudnn_ext": Package(), "model": None})
     best = {"conv1": "fwd=graph:eng4", "conv2": "fwd=graph:eng4"}
-    assert pins == [best | {"<last>": "fwd=legacy:fft"}, {"conv1": "fwd=graph:eng4"}]
+    assert pins == [best | {"<last>": "fwd=legacy:fft"}, best]
     unnamed = of(layer(LINE, row("cpu:fft", 1.0), row("aten:default", 2.0)))
     assert pins_line(unnamed) == f'torch_cudnn_ext.when("{LINE}", "cpu:fft")'
 

@@ -38,11 +38,13 @@ class Page:
         title: What it is about.
         sentence: What there is to know first.
         sections: Its parts; those without content are left out.
+        about: What the numbers are of; may be empty.
     """
 
     title: str
     sentence: str
     sections: Sequence[Section]
+    about: str = ""
 
     def html(self) -> str:
         """The whole page."""
@@ -57,7 +59,8 @@ class Page:
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{title}</title>\n<style>\n{stylesheet()}</style></head>\n<body>\n"
-            f'<header><h1>{title}</h1>\n<p class="lead">{html.escape(self.sentence)}</p></header>\n'
+            f'<header><h1>{title}</h1>\n<p class="lead">{html.escape(self.sentence)}</p>\n'
+            f"{note(self.about)}</header>\n"
             f"<nav>{links}</nav>\n<main>\n{body}\n</main>\n"
             f"<script>\n{_file('report.js')}</script>\n</body></html>\n"
         )

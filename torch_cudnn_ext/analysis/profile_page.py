@@ -46,6 +46,7 @@ from torch_cudnn_ext.analysis.tables import (
     bytes_text,
     layer_tables,
     milliseconds,
+    plural,
     summary_table,
     version_text,
 )
@@ -78,7 +79,15 @@ def profile_page(profile: Profile, extent: Extent, facts: Mapping[str, str], rep
         environment(facts, "To measure again:", replay),
     ]
     title = f"Profile of {profile.title or _what(profile.layers)}"
-    return Page(title, sentence_of(profile), sections)
+    return Page(title, sentence_of(profile), sections, _about(profile.layers))
+
+
+def _about(layers: Sequence[LayerProfile]) -> str:
+    """How many problems and calls, and one of them, which tells batch, type and layout."""
+    if len(layers) < 2:
+        return ""
+    calls = plural(sum(layer.count for layer in layers), "call")
+    return f"{len(layers)} problems in {calls}. The first is {layers[0].problem}"
 
 
 def _what(layers: Sequence[LayerProfile]) -> str:
@@ -132,9 +141,12 @@ def _most_to_gain(profile: Profile, found: Sequence[Gain], numbers: Mapping[str,
     ]
     parts = [table_html(Table("", _GAIN_COLUMNS, rows))]
     calls = "Times are of all calls. " if any(g.profile.count > 1 for g in clear) else ""
-    parts.append(note(f"{calls}“Now” is PyTorch's own kernel."))
+    parts.append(note(f"{calls}“Now” is PyTorch's own kernel. Each layer is timed alone."))
     if line := pins_line(profile, _MOST_GAINS):
-        parts += [note("To run the best algorithms of these layers:"), replay_line(line)]
+        parts += [
+            note("To run the best algorithms of these layers, in all passes:"),
+            replay_line(line),
+        ]
     if any(gain.profile.names for gain in clear):
         parts += [
             note("To tune every layer at its first call, in code that stays as it is:"),
@@ -166,7 +178,8 @@ def _time(profile: Profile, found: Sequence[Gain], numbers: Mapping[str, int]) -
     kinds = [_kind_bar(kind, found) for kind in dict.fromkeys(gain.profile.op for gain in found)]
     kinds.sort(key=lambda bar: -(bar.before or 0.0))
     used = {_backend(gain.best) for gain in found}
-    by_kind = bars(kinds, "ms by kind: PyTorch now, and best") if len(kinds) > 1 else ""
+    words = "ms by kind: PyTorch now, and best, in the colour of its largest part"
+    by_kind = bars(kinds, words) if len(kinds) > 1 else ""
     pictures = f'<div class="pictures">{bars(lines, caption)}{by_kind}</div>'
     return backend_legend(used, "PyTorch now; in colour the best:") + pictures
 
@@ -175,7 +188,12 @@ def _kind_bar(kind: str, found: Sequence[Gain]) -> Bar:
     """The sums over one operator and pass."""
     of_kind = [gain for gain in found if gain.profile.op == kind]
     before, after = sum(g.before_ms for g in of_kind), sum(g.after_ms for g in of_kind)
-    return Bar(kind, before, after, "best", f"{milliseconds(before)} → {milliseconds(after)}")
+    parts: dict[str, float] = {}
+    for gain in of_kind:
+        name = _backend(gain.best)
+        parts[name] = parts.get(name, 0.0) + gain.after_ms
+    backend = max(parts, key=lambda name: parts[name])
+    return Bar(kind, before, after, backend, f"{milliseconds(before)} → {milliseconds(after)}")
 
 
 _LAYER_COLUMNS = (

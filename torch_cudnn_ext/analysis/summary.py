@@ -158,8 +158,10 @@ def _of_times(profile: Profile) -> str:
     factors = [before / max(after + sign * _CLEAR * error, 1e-12) for sign in (0, 1, -1)]
     cap = profile.settings.max_workspace_bytes
     within = "" if cap is None else f" within a workspace of {bytes_text(cap)}"
+    factor, low, high = (f"{factor:.2f}" for factor in factors)
+    interval = f" ({low} to {high})" if low != high else ""
     return (
-        f"autotune makes {what} {factors[0]:.2f}x ({factors[1]:.2f} to {factors[2]:.2f}) "
+        f"autotune makes {what} {factor}x{interval} "
         f"faster{within}: {milliseconds(before)} -> {milliseconds(after)} ms{_source(clear)}."
     )
 
@@ -261,17 +263,16 @@ def pins_line(profile: Profile, most: int = 0) -> str:
 
     Args:
         profile: What was measured.
-        most: At most so many layers, those with most to gain; 0 is all.
+        most: The layers of at most so many problems, those with most to gain; 0 is all.
     """
-    clear = [gain for gain in gains(profile) if gain.is_clear]
+    clear = [gain for gain in gains(profile) if gain.is_clear][: most or None]
     if not clear or is_for_target(profile):
         return ""
     cap = profile.settings.max_workspace_bytes
     names = [n for gain in clear for n in gain.profile.names if not is_function(n)]
     if names:
         policies = profile.best_by_layer(cap)
-        shown = [name for name in dict.fromkeys(names) if name in policies]
-        pins = {name: str(policies[name]) for name in (shown[:most] if most else shown)}
+        pins = {name: str(policies[name]) for name in names if name in policies}
         text = json.dumps(pins, indent=4)
         return f"torch_cudnn_ext.apply_pins(model, {text})" if pins else ""
     rule = clear[0].profile.problem, clear[0].best["algorithm"]
