@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -73,8 +74,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     data = text.encode()
     place = Path(path)
     if place.exists() and (not place.is_file() or os.fspath(path).startswith(_OPEN_FILES)):
-        with naming(path):
-            place.write_bytes(data)
+        sys.stdout.flush()
+        with naming(path), place.open("ab") as file:  # the output before it stays
+            file.write(data)
         return
     target = resolved(path)  # so that a link stays one
     # This thread's own file, with the permissions of the one that it replaces.

@@ -334,3 +334,16 @@ def test_another_schema_is_refused() -> None:
     with pytest.raises(ValueError, match="'new.json' of schema 2, wanted schema 1"):
         parse_results(text, "new.json")
     assert parse_results('{"schema": 1, "layers": []}', "x").items == {}
+
+
+def test_problems_of_several_devices_are_several() -> None:
+    value = stored(0)
+    one = len(parse_results(json.dumps(value), "one").items)
+    value["layers"] += [{**layer, "device": "cuda:0"} for layer in value["layers"]]
+    assert len(parse_results(json.dumps(value), "both").items) == 2 * one
+
+
+def test_a_tolerance_is_told_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(stored(0)))
+    assert "by more than 0.5%" in compare(file, file, tolerance=0.005).to_markdown()

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from html import unescape
 from html.parser import HTMLParser
@@ -291,3 +293,21 @@ def test_profile_model_has_a_page() -> None:
         model, torch.randn(1, 3, 8, 8), train=False, device="cpu", time_budget_s=0.5
     )
     assert "Profile of Sequential" in result.to_html()
+
+
+def test_standard_output_keeps_what_it_has(tmp_path: Path) -> None:
+    code = (
+        "from torch_cudnn_ext._files import write_text\n"
+        "print('before')\n"
+        "write_text('/dev/stdout', 'a page')"
+    )
+    log = tmp_path / "log"
+    log.write_text("older\n")
+    with log.open("a") as file:
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=file,
+            check=True,
+        )
+    assert log.read_text() == "older\nbefore\na page"

@@ -102,6 +102,7 @@ def test_stores_are_compared(capsys: Capture, store: Path, tmp_path: Path) -> No
     SegmentWriter(other).append(H200, row_line(entry(LINE, H200, "", *rows), WHEN))
     text = said(capsys, 1, "diff", str(store), str(other))
     assert "0 decided alike, 1 differently (1 beyond the noise), 1 only in A" in text
+    assert "; 1.0" in said(capsys, 1, "diff", str(store), str(other), "--format", "csv")
     assert main(["store", "diff", str(store), str(other), "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["different"][0]["ratios"] == [None, 3.0]

@@ -247,3 +247,13 @@ def test_a_second_process_says_that_it_times_nothing(tmp_path: Path) -> None:
     first = r"Measured 2 problems in [1-9]\d* timed runs, found 0 in the store; misses: 2 nothing"
     assert re.search(first, said[0])
     assert said[1].endswith("\nMeasured 0 problems in 0 timed runs, found 2 in the store.\n")
+
+
+def test_what_the_store_does_not_take_is_no_success(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    knobs.store = tmp_path / "file"
+    arguments = ["tune", "softmax_fwd x=f32[4,65,1]:nchw log=false", "--device", "cpu"]
+    with pytest.warns(UserWarning, match="cannot write to"):
+        assert main(arguments) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 of 1 are kept in" in said and "1 ranking could not be written" in said

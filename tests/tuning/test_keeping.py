@@ -479,3 +479,16 @@ def test_a_large_store_is_read_quickly(store: Path, rows: int) -> None:
         assert _C.tuned(SOFTMAX, "cpu") is not None
         least = min(least, time.perf_counter() - start)
     assert least < 1, f"{least:.3f} s"
+
+
+def test_a_deleted_knob_has_its_default() -> None:
+    code = (
+        "import json, torch\n"
+        "from torch_cudnn_ext import knobs, ops, status, tuning\n"
+        "for name in ('store', 'store_match', 'store_shared', 'isolate', 'verbose'):\n"
+        "    delattr(knobs, name)\n"
+        "ops.softmax(torch.randn(5, 7), 1, policy='autotune')\n"
+        "status()\n"
+        "print(json.dumps(tuning.statistics().measured))"
+    )
+    assert run_process(code, "") == 1

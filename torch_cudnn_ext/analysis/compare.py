@@ -150,7 +150,7 @@ class Differences:
         return tables + [_table("algorithms", algorithms)] * bool(algorithms)
 
     def _note(self) -> str:
-        limit = f"{self.tolerance:.0%}"
+        limit = f"{100 * self.tolerance:g}%"
         return f"faster and slower: by more than {limit}, and by intervals that do not overlap"
 
     def print(self, show_all: bool = False) -> None:

@@ -82,6 +82,11 @@ def csv_text(records: Sequence[Record], names: Sequence[str]) -> str:
     writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()
     for record in records:
-        cells = {k: "; ".join(v) if isinstance(v, list | tuple) else v for k, v in record.items()}
-        writer.writerow(cells)
+        writer.writerow({name: _cell(value) for name, value in record.items()})
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    return "; ".join("" if part is None else str(part) for part in value)

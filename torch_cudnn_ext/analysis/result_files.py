@@ -133,13 +133,14 @@ def _by_key(items: Iterable[Item]) -> dict[tuple[str, str], Item]:
 
 def _of_profile(value: _Row, label: str) -> Results:
     items: list[Item] = []
+    devices = sorted({layer["device"] for layer in value["layers"]})
     for layer in value["layers"]:
         if not layer["rows"]:  # listed for a target, and not timed
             continue
         subject = f"{layer['problem']} {layer['note']}".rstrip()
+        subject += f" on {layer['device']}" if len(devices) > 1 else ""
         names, count = tuple(layer["names"]), layer["count"]
         items += _ranking(subject, layer["rows"], names, count)
-    devices = sorted({layer["device"] for layer in value["layers"]})
     facts = {"device": ", ".join(devices)}
     if settings := value.get("settings"):
         facts["policy"] = settings["policy"]

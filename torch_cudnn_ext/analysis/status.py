@@ -92,7 +92,7 @@ def status(model: nn.Module | None = None) -> Status:
     named = {} if model is None else dict(eager_model("status", model).named_modules())
     pins = {name: pin.text for name, module in named.items() if (pin := pin_of(module)) is not None}
     defaults = knobs._DEFAULTS
-    values = {name: getattr(knobs, name) for name in knobs._NAMES}
+    values = {name: knobs._of_process(name) for name in knobs._NAMES}
     return Status(
         enabled=asked_policy(),
         rules=rules(),

@@ -24,6 +24,7 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
     """Run ``optimize``."""
     running.check_report(given.report)
     running.check_report(given.pareto, "--pareto")
+    running.check_report(given.save, "--save")
     if given.pareto is not None:
         with checks.errors_of("--pareto"):
             check_picture(given.pareto)
@@ -64,7 +65,8 @@ def optimize_command(context: typer.Context, given: Optimize) -> None:
     typer.echo(fast.report.text(0 if given.all_layers else _SHOWN_PROBLEMS))
     running.write_report(given.report, lambda: fast.report.to_html(running.replay_of(context)))
     if given.save is not None:
-        fast.save(given.save)
+        with checks.errors_of("--save"):
+            fast.save(given.save)
     if given.pareto is not None and not fast.pareto():
         typer.echo(
             "--pareto: nothing is drawn, since no problem of the network has a time", err=True

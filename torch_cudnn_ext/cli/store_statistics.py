@@ -36,8 +36,9 @@ def print_store_statistics(format: str) -> None:
         columns.insert(0, Column("store", lambda r: r["store"]))
     count = plural(sum(one["problems"] for one in records), "problem")
     footer = f"{count} in {', '.join(map(str, roots))}." if roots else "The tuning store is off."
-    data = {"match": str(knobs.store_match), "stores": [*map(str, roots)], "devices": records}
-    title = f"rows by age; store_match is {knobs.store_match}"
+    match = str(knobs._of_process("store_match"))
+    data = {"match": match, "stores": [*map(str, roots)], "devices": records}
+    title = f"rows by age; store_match is {match}"
     output = formatted(format, data, title, columns, records, _NAMES, footer)
     running.print_output(output if records or format in ("json", "csv") else footer)
 
@@ -68,7 +69,7 @@ def _age(when: str) -> str:
 
 def _serves(one: FolderHeads) -> str:
     """The devices of this machine that rows serve, or why they serve none, as a miss has it."""
-    match = str(knobs.store_match)
+    match = str(knobs._of_process("store_match"))
     served, reasons = [], []
     for device in ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))):
         asked = _C.device_fingerprint(device)

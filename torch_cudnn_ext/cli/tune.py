@@ -86,19 +86,23 @@ def tune_command(context: typer.Context, given: Tune) -> None:
         records = [{"problem": layer.problem, **ranking[0]} for layer, ranking in rankings]
         title = given.source.model or given.source.problems or ""
         tuned = profile_of_rankings(rankings, settings, title)
+        # The table in memory has what a full disk kept out of the store.
+        lost = 0 if table is not None else tuning.statistics().not_kept - before.not_kept
         try:
             if table is not None:
                 tuning.merge_table(table)
         finally:
-            footer = _footer(place_kept, len(lines), known, len(records))
+            footer = _footer(place_kept, len(lines), known, len(records) - lost, lost)
             _print(given, tuned, records, f"tuned on {place}", footer)
             running.print_measured(given.format, before)
-    if len(records) == len(lines):
+    if len(records) - lost == len(lines):
         for path in record:
             path.unlink(missing_ok=True)
     replay = running.replay_of(context)
     running.write_report(given.report, lambda: tuned.to_html(replay=replay))
     running.finish(end, len(records), len(lines))
+    if lost:
+        raise typer.Exit(1)
 
 
 def _recorded(device: str | None) -> dict[Path, list[str]]:
@@ -159,11 +163,13 @@ def _place_kept(table: str | None) -> str:
     return str(kept)
 
 
-def _footer(place_kept: str, asked: int, known: int, kept: int) -> str:
+def _footer(place_kept: str, asked: int, known: int, kept: int, lost: int) -> str:
     """How many of the problems were kept before, and are now."""
     text = f"{known} of {asked} problems were known before. " if known else ""
     text += f"{kept} of {asked} are kept in {place_kept}"
-    if kept < asked:
+    if lost:
+        text += f"; {plural(lost, 'ranking')} could not be written"
+    if kept + lost < asked:
         text += "; the next call measures the others, which were too noisy or not reached"
     return f"{text}."
 
@@ -187,4 +193,4 @@ def _trace_enabled(
         if not lines:
             led = [one for problem in met for one in (problem, *coupled_problems(problem))]
             raise ValueError(nothing_found(network, passes, led))
-    return Workload([Layer(line) for line in lines], {})
+    return Workload([Layer(line, count=met[line]) for line in lines], {})

@@ -14,6 +14,7 @@ from torch_cudnn_ext.cli.progress import ProgressBar
 
 def verify_command(context: typer.Context, given: Verify) -> None:
     """Run ``verify``."""
+    running.check_report(given.json_file, "--json")
     place = checks.place_of(given.device)
     rows = _C.errata(0, 0, _C.capability(place))
     if given.only is not None:

@@ -328,7 +328,7 @@ def check_isolate(isolate: str | None) -> None:
 
 def is_isolated(device: str, isolate: str | None = None) -> bool:
     """Whether candidates for a device are measured in another process; ``None`` is the knob."""
-    return _C.is_isolated(device, knobs.isolate if isolate is None else isolate)
+    return _C.is_isolated(device, knobs._of_process("isolate") if isolate is None else isolate)
 
 
 class _CallWorker:

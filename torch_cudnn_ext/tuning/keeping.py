@@ -77,7 +77,7 @@ def store_path() -> Path | None:
         >>> store_path().name
         'my_store'
     """
-    named = knobs.store
+    named = knobs._of_process("store")
     if named is not None:
         return Path(named) if named else None
     folder = cache_folder()
@@ -93,7 +93,7 @@ def store_paths() -> list[Path]:
     If the user's store is off, so is the shipped one.
     """
     own = store_path()
-    shared = [*map(Path, knobs.store_shared)]
+    shared = [*map(Path, knobs._of_process("store_shared"))]
     return shared if own is None else [own, *shared, SHIPPED]
 
 
@@ -286,7 +286,7 @@ _warned: set[object] = set()
 def _current() -> _Store:
     """The store that the knobs name."""
     global _store
-    setting = store_path(), store_paths(), str(knobs.store_match)
+    setting = store_path(), store_paths(), str(knobs._of_process("store_match"))
     if _store is None or _store.setting != setting:
         _store = _Store(*setting)
     return _store
@@ -333,6 +333,7 @@ def _write(row: Row, writer: SegmentWriter | None) -> None:
     try:
         writer.append(row.entry["device"], row_line(row.entry, row.when, row.software))
     except OSError as error:
+        count("not_kept")
         _warn_unusable(writer.root, f"cannot write to {writer.root}", error)
     else:
         count("kept")

@@ -23,6 +23,7 @@ class Statistics:
         timed_runs: Timed runs of algorithms on these problems.
         found: Problems whose ranking was found in the tuning store.
         kept: Rows that were added to the tuning store.
+        not_kept: Rows that could not be written to it.
         missed: How often the store had no ranking for a problem, by reason: ``"nothing known"``,
             ``"other constraints"``, ``"other cuDNN"`` (on a CPU ``"other threads"``), ``"other
             device"``, ``"other software"`` or ``"damaged"``.
@@ -32,6 +33,7 @@ class Statistics:
     timed_runs: int
     found: int
     kept: int
+    not_kept: int
     missed: dict[str, int]
 
 
@@ -58,6 +60,7 @@ def statistics() -> Statistics:
             here["timed_runs"] + _counts["timed_runs"],
             _counts["found"],
             _counts["kept"],
+            _counts["not_kept"],
             dict(_missed),
         )
 
@@ -69,7 +72,7 @@ def renew_lock() -> None:
 
 
 def count(what: str) -> None:
-    """Count what was ``found`` or ``kept``."""
+    """Count what was ``found``, ``kept`` or ``not_kept``."""
     with _lock:
         _counts[what] += 1
 

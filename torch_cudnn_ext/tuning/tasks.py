@@ -91,7 +91,7 @@ def current_switches() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "threads": torch.get_num_threads(),
-        "knobs": {"verbose": knobs.verbose},
+        "knobs": {"verbose": knobs._of_process("verbose")},
         "ignores_other_work": _C.ignores_other_work(),
     }
 
