@@ -253,7 +253,7 @@ def test_what_the_store_does_not_take_is_no_success(capsys: Capture, tmp_path: P
     (tmp_path / "file").write_text("")
     knobs.store = tmp_path / "file"
     arguments = ["tune", "softmax_fwd x=f32[4,65,1]:nchw log=false", "--device", "cpu"]
-    with pytest.warns(UserWarning, match="cannot write to"):
+    with pytest.warns(UserWarning, match="tuning store: cannot read"):
         assert main(arguments) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "0 of 1 are kept in" in said and "1 ranking could not be written" in said
