@@ -111,3 +111,16 @@ def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, constraints: str) -> Non
     assert {*precisions} == {"tf32" if constraints else "ieee"}
     assert ("allow_tf32=false" in task.policy) == (not constraints)
     assert [switch.fp32_precision for switch in fp32_switches()] == before
+
+
+@pytest.mark.parametrize(
+    ("constraints", "verdict"),
+    [("", "new leader"), ("prefer=gpu_time", "same"), ("prefer=memory", "same")],
+)
+def test_a_leader_is_one_by_what_the_row_prefers(constraints: str, verdict: str) -> None:
+    rows = [
+        measurement("cpu:im2col", 1.0, host_ms=2.0, workspace_bytes=0),
+        measurement("aten:default", 1.2, host_ms=1.2, workspace_bytes=8),
+    ]
+    row = Row(WHEN, "", entry(LINE, H200, constraints, *rows))
+    assert store_drift._compared(row, row.entry["measurements"], 0.1).verdict == verdict

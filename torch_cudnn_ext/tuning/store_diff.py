@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch_cudnn_ext._policy_text import fields_of
 from torch_cudnn_ext.tuning.store_rows import Row
 from torch_cudnn_ext.tuning.store_upkeep import holding_rows
 
@@ -81,11 +82,14 @@ def _difference(first: Row, second: Row) -> Difference | None:
     if names[0] == names[1]:
         return None
     pairs = [(timed.get(names[0]), timed.get(names[1])) for timed in rows]
-    ratios = [cost_ms(a) / cost_ms(b) if a and b and cost_ms(b) > 0 else None for a, b in pairs]
-    beyond = any(a and b and is_beyond_noise(a, b) for a, b in pairs)
+    ratios = [
+        cost_ms(a, first) / cost_ms(b, first) if a and b and cost_ms(b, first) > 0 else None
+        for a, b in pairs
+    ]
+    beyond = any(a and b and is_beyond_noise(a, b, first) for a, b in pairs)
     entry = first.entry
     chosen = [
-        (name, cost_ms(timed[name]) if name else 0.0)
+        (name, cost_ms(timed[name], first) if name else 0.0)
         for name, timed in zip(names, rows, strict=True)
     ]
     return Difference(
@@ -99,12 +103,14 @@ def timed(row: Row) -> list[Measurement]:
     return [m for m in row.entry["measurements"] if m["status"] == "ok"]
 
 
-def cost_ms(measured: Measurement) -> float:
-    """The time that counts if nothing else is preferred."""
-    return max(measured["median_ms"] or 0.0, measured["host_ms"] or 0.0)
+def cost_ms(measured: Measurement, row: Row) -> float:
+    """The time that a measurement of a row, or like one of it, is ranked by."""
+    is_gpu_time = "prefer=gpu_time" in fields_of(row.entry["constraints"])
+    host_ms = 0.0 if is_gpu_time else measured["host_ms"] or 0.0
+    return max(measured["median_ms"] or 0.0, host_ms)
 
 
-def is_beyond_noise(one: Measurement, other: Measurement) -> bool:
+def is_beyond_noise(one: Measurement, other: Measurement, row: Row) -> bool:
     """Whether two times differ by more than both spreads."""
     noise = (one["spread_ms"] or 0.0) + (other["spread_ms"] or 0.0)
-    return abs(cost_ms(one) - cost_ms(other)) > noise
+    return abs(cost_ms(one, row) - cost_ms(other, row)) > noise

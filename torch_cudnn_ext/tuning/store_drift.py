@@ -135,7 +135,7 @@ def _compared(row: Row, now: Sequence[Measurement], tolerance: float) -> Drift:
         runs = found is not None and found["median_ms"] is not None
         return Drift(
             entry["problem"], entry["device"], entry["constraints"], name, verdict, reason,
-            cost_ms(before), cost_ms(found) if found is not None and runs else None,
+            cost_ms(before, row), cost_ms(found, row) if found is not None and runs else None,
         )  # fmt: skip
 
     if found is None or found["status"] not in ("ok", "unstable", "rejected"):
@@ -144,12 +144,20 @@ def _compared(row: Row, now: Sequence[Measurement], tolerance: float) -> Drift:
         return told("wrong", found["reason"])
     if found["status"] == "unstable":
         return told("unclear", found["reason"])
-    leader = min((m for m in now if m["status"] == "ok"), key=cost_ms)
-    if cost_ms(leader) * (1 + _LEAD) < cost_ms(found) and is_beyond_noise(leader, found):
-        return told("new leader", f"{leader['algorithm']} takes {cost_ms(leader):.4g} ms")
-    differs = is_beyond_noise(before, found)
-    if differs and cost_ms(found) > cost_ms(before) * (1 + tolerance):
+    saves_memory = "prefer=memory" in _parts(row)
+    bytes_of = found["workspace_bytes"] or 0
+    rivals = [
+        m
+        for m in now
+        if m["status"] == "ok" and not (saves_memory and (m["workspace_bytes"] or 0) > bytes_of)
+    ]
+    leader = min(rivals, key=lambda m: cost_ms(m, row))
+    first_ms, old_ms, now_ms = (cost_ms(m, row) for m in (leader, before, found))
+    if first_ms * (1 + _LEAD) < now_ms and is_beyond_noise(leader, found, row):
+        return told("new leader", f"{leader['algorithm']} takes {first_ms:.4g} ms")
+    differs = is_beyond_noise(before, found, row)
+    if differs and now_ms > old_ms * (1 + tolerance):
         return told("slower")
-    if differs and cost_ms(found) < cost_ms(before) / (1 + tolerance):
+    if differs and now_ms < old_ms / (1 + tolerance):
         return told("faster")
     return told("same")
