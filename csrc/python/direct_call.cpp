@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
@@ -19,6 +20,7 @@
 #include "ops/arguments.h"
 #include "ops/typed_call.h"
 #include "python/results.h"
+#include "torch/internals.h"
 #include "torch/python_internals.h"
 
 namespace py = pybind11;
@@ -291,11 +293,17 @@ PyObject* try_directly(const DirectCall& direct, Slots& slots) {
   }
 }
 
+// Whether an operator that raises does harm, or raises another kind of error: torch.jit.trace loses
+// its state, and modes of Python hide the kind.
+bool must_not_raise() {
+  return has_dispatch_mode() || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
+}
+
 PyObject* direct_call(PyObject* self, PyObject* args, PyObject* keywords) {
   HANDLE_TH_ERRORS
   auto& direct = *static_cast<DirectCall*>(PyCapsule_GetPointer(self, nullptr));
   Slots slots;
-  if (!has_function_mode() && bind_arguments(direct, args, keywords, slots)) {
+  if (!has_function_mode() && !must_not_raise() && bind_arguments(direct, args, keywords, slots)) {
     if (PyObject* result = try_directly(direct, slots)) return result;
   }
   return PyObject_Call(direct.general, args, keywords);

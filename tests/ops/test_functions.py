@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import newest
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudnn_ext import _C, Policy, nn, ops
 from torch_cudnn_ext.ops import BorderMode, ConvMode
@@ -516,3 +517,27 @@ def test_every_function_refuses_what_is_no_tensor() -> None:
         needed = [p for p in parameters if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
         with pytest.raises(TypeError, match=r"argument \w+: got .* \(list\), wanted a Tensor"):
             function(*[[1.0]] * len(needed))
+
+
+def test_what_the_operator_refuses_is_traced_and_counted() -> None:
+    """The function takes these calls, of which the operator alone would raise an error."""
+    x = torch.randn(3, 5)
+    loss = nn.CrossEntropyLoss()
+    traced = torch.jit.trace(loss, (x, x.softmax(1)))
+    torch.testing.assert_close(traced(x, x.softmax(1)), loss(x, x.softmax(1)))
+    volume = torch.randn(2, 2, 3, 4, 4)
+    with FlopCounterMode(display=False):
+        pooled = ops.adaptive_avg_pool2d(volume, 1)
+        ops.linear(x, torch.ones(4, 5), torch.ones(1))
+    torch.testing.assert_close(pooled, ops.adaptive_avg_pool2d(volume, 1))
+
+
+def test_a_stride_of_zero_is_an_error_with_a_negative_output_padding() -> None:
+    with pytest.raises(ValueError, match="stride"):
+        ops.conv_transpose2d(
+            torch.randn(1, 1, 3, 3),
+            torch.randn(1, 1, 2, 2),
+            stride=(0, 1),
+            output_padding=(-1, 2),
+            dilation=4,
+        )

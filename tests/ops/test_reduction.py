@@ -334,3 +334,10 @@ def test_errors_name_the_function_that_was_called() -> None:
         ops.argmax(x, "a")  # type: ignore[arg-type]
     with pytest.raises(IndexError, match="^amin: argument dim: "):
         ops.amin(x, 1)
+
+
+def test_a_gradient_of_a_norm_does_not_overflow() -> None:
+    x = torch.tensor([0.006, 0.0, 0.008], dtype=torch.float16, requires_grad=True)
+    (ours,) = torch.autograd.grad(1024 * ops.norm2(x), x)
+    (expected,) = torch.autograd.grad(1024 * torch.linalg.vector_norm(x), x)
+    torch.testing.assert_close(ours, expected)

@@ -207,8 +207,9 @@ std::optional<WithoutSurplus> without_surplus(const Tensor& input, SymIntArrayRe
   }
   bool any = false;
   for (size_t i = 0; i < spatial; ++i) {
+    if (stride[i] < 1 || output_padding[i] < 0) return std::nullopt;
     if (output_padding[i] < stride[i]) continue;
-    bool valid = stride[i] >= 1 && output_padding[i] < dilation[i];
+    bool valid = output_padding[i] < dilation[i];
     if (!valid || input.sym_size(static_cast<int64_t>(i) + 2) < 1) return std::nullopt;
     any = true;
   }

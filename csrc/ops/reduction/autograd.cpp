@@ -78,7 +78,8 @@ struct ReduceGradient {
         return {g * x.sign()};
       case ReduceKind::norm2: {
         Tensor zero = y == 0;
-        return {x * (g / y.masked_fill(zero, 1)).masked_fill(zero, 0)};
+        // x / y has no element above 1; g / y may overflow.
+        return {g * (x / y.masked_fill(zero, 1)).masked_fill(zero, 0)};
       }
       default: {
         Tensor zero = x == 0;
