@@ -3,7 +3,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
@@ -295,9 +294,7 @@ PyObject* try_directly(const DirectCall& direct, Slots& slots) {
 
 // Whether an operator that raises does harm, or raises another kind of error: torch.jit.trace loses
 // its state, and modes of Python hide the kind.
-bool must_not_raise() {
-  return has_dispatch_mode() || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
-}
+bool must_not_raise() { return has_dispatch_mode() || is_jit_tracing(); }
 
 PyObject* direct_call(PyObject* self, PyObject* args, PyObject* keywords) {
   HANDLE_TH_ERRORS
