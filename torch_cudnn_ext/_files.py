@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import stat
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -74,7 +73,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     data = text.encode()
     place = Path(path)
     if place.exists() and (not place.is_file() or os.fspath(path).startswith(_OPEN_FILES)):
-        sys.stdout.flush()
+        print(end="", flush=True)  # standard output may be closed
         with naming(path), place.open("ab") as file:  # the output before it stays
             file.write(data)
         return

@@ -520,7 +520,7 @@ def test_every_function_refuses_what_is_no_tensor() -> None:
 
 
 def test_what_the_operator_refuses_is_traced_and_counted() -> None:
-    """The function takes these calls, of which the operator alone would raise an error."""
+    """The operator alone raises an error for these calls. The function takes them."""
     x = torch.randn(3, 5)
     loss = nn.CrossEntropyLoss()
     traced = torch.jit.trace(loss, (x, x.softmax(1)))

@@ -216,10 +216,13 @@ def profile_hints(profile: Profile) -> list[Hint]:
     for layer in profile.layers:
         name = ", ".join(layer.names) or layer.problem
         is_listed, is_gpu = layer.listed_for is not None, not layer.device.startswith("cpu")
-        hints = [*static_hints(layer.problem, policy)] if is_gpu or is_listed else []
-        rules = [*(() if is_listed else _MEASURED), *([_unfused] if infers and is_gpu else [])]
-        for rule in rules:
+        hints: list[_Found] = []
+        if is_gpu or is_listed:
+            hints += static_hints(layer.problem, policy)
+        for rule in _MEASURED if not is_listed else ():
             hints += rule(layer, cap)
+        if infers and is_gpu:
+            hints += _unfused(layer, cap)
         found += [(name, layer.count, one) for one in hints]
     return _joined(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,15 +83,12 @@ def _difference(first: Row, second: Row) -> Difference | None:
     if names[0] == names[1]:
         return None
     pairs = [(timed.get(names[0]), timed.get(names[1])) for timed in rows]
-    ratios = [
-        cost_ms(a, first) / cost_ms(b, first) if a and b and cost_ms(b, first) > 0 else None
-        for a, b in pairs
-    ]
+    cost = partial(cost_ms, row=first)
+    ratios = [cost(a) / cost(b) if a and b and cost(b) > 0 else None for a, b in pairs]
     beyond = any(a and b and is_beyond_noise(a, b, first) for a, b in pairs)
     entry = first.entry
     chosen = [
-        (name, cost_ms(timed[name], first) if name else 0.0)
-        for name, timed in zip(names, rows, strict=True)
+        (name, cost(timed[name]) if name else 0.0) for name, timed in zip(names, rows, strict=True)
     ]
     return Difference(
         entry["problem"], entry["device"], entry["constraints"], chosen[0], chosen[1],

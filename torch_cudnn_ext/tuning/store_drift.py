@@ -144,13 +144,10 @@ def _compared(row: Row, now: Sequence[Measurement], tolerance: float) -> Drift:
         return told("wrong", found["reason"])
     if found["status"] == "unstable":
         return told("unclear", found["reason"])
-    saves_memory = "prefer=memory" in _parts(row)
-    bytes_of = found["workspace_bytes"] or 0
-    rivals = [
-        m
-        for m in now
-        if m["status"] == "ok" and not (saves_memory and (m["workspace_bytes"] or 0) > bytes_of)
-    ]
+    rivals = [m for m in now if m["status"] == "ok"]
+    if "prefer=memory" in _parts(row):
+        most_bytes = found["workspace_bytes"] or 0
+        rivals = [m for m in rivals if (m["workspace_bytes"] or 0) <= most_bytes]
     leader = min(rivals, key=lambda m: cost_ms(m, row))
     first_ms, old_ms, now_ms = (cost_ms(m, row) for m in (leader, before, found))
     if first_ms * (1 + _LEAD) < now_ms and is_beyond_noise(leader, found, row):
