@@ -14,7 +14,6 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -115,24 +114,18 @@ def check_torch() -> None:
         fail(str(error).removeprefix("torch_cudnn_ext: "))
 
 
-def find_cuda_headers(find_in_wheels: Callable[[str], Path | None], cuda: str, file: str) -> Path:
-    """The folder of one of CUDA's headers: in a wheel of CUDA's, else in a CUDA toolkit.
-
-    Torch depends on most of CUDA's wheels, but not on all whose headers the others include.
-    """
+def find_cuda_headers(libraries: ModuleType, cuda: str, file: str) -> Path:
+    """The folder of one of CUDA's headers."""
+    found: Path | None = libraries.find_cuda_headers(cuda, file)
+    if found is not None:
+        return found
     major = int(cuda.split(".")[0])
-    wheels = f"nvidia/cu{major}" if major >= 13 else "nvidia/cuda_*"
-    if found := find_in_wheels(f"{wheels}/include/{file}"):
-        return Path(str(found).removesuffix(f"/{file}"))
-    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
-    if (toolkit / "include" / file).exists():
-        return toolkit / "include"
     names = ("runtime", "cccl", "crt") if major >= 13 else ("runtime", "cccl", "nvcc")
     suffix = "" if major >= 13 else f"-cu{major}"
     install = shlex.join(f"nvidia-cuda-{name}{suffix}=={cuda}.*" for name in names)
     fail(
-        f"CUDA's {file} is neither in a wheel nor under {toolkit}; install it: pip install "
-        f"{install}"
+        f"CUDA's {file} is neither in a wheel nor under {libraries.CUDA_TOOLKIT}; install it: pip "
+        f"install {install}"
     )
 
 
@@ -175,10 +168,7 @@ def extension(build_folder: Path):
     if cudnn is None or cudnn_header is None:
         wheel = f"nvidia-cudnn-cu{cuda.split('.')[0]}"
         fail(f"torch's wheel {wheel} is missing: pip install {wheel}")
-    cuda_headers = [
-        find_cuda_headers(libraries.find_in_wheels, cuda, header)
-        for header in ("cuda_runtime_api.h", "crt/host_defines.h", "nv/target")
-    ]
+    cuda_headers = [find_cuda_headers(libraries, cuda, header) for header in libraries.CUDA_HEADERS]
     return CppExtension(
         f"torch_cudnn_ext._built.{libraries.torch_tag(torch.__version__)}._C",
         translation_units(build_folder / "units"),

@@ -31,7 +31,9 @@ def measurement(algorithm: str = "aten:default", ms: float = 1.0, **fields: Any)
         "algorithm": algorithm, "backend": algorithm.partition(":")[0], "status": "ok",
         "reason": "", "workspace_bytes": 0, "notes": [], "deterministic": True,
         "source": "enumeration", "median_ms": ms, "spread_ms": ms / 100, "host_ms": None,
-        "samples": 11, "error": 1e-7, "build_ms": 0.1, **fields,
+        "samples": 11, "error": 1e-7, "build_ms": 0.1,
+        "clock_low_mhz": None, "clock_high_mhz": None, "throttled": [],
+        "energy_mj": None, "energy_spread_mj": None, **fields,
     }  # fmt: skip
 
 

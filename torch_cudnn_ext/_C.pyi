@@ -38,6 +38,20 @@ class Measurement(TypedDict):
     error: float | None  # relative error against the float64 reference
     source: str
     build_ms: float
+    # Of the GPU's multiprocessors, over all readings; None if the driver tells none.
+    clock_low_mhz: int | None
+    clock_high_mhz: int | None
+    throttled: list[str]  # why the driver held the clocks down
+    energy_mj: float | None  # of a call; None if it was not measured
+    energy_spread_mj: float | None  # half of the interquartile range
+
+class DeviceState(TypedDict):
+    """What the driver tells of a GPU now; None for what it does not tell."""
+
+    sm_clock_mhz: int | None
+    throttled: list[str]
+    power_limit_w: float | None
+    energy_mj: float | None  # since some point in the past
 
 class Decision(TypedDict):
     """What a call would run, or ran, and why."""
@@ -202,6 +216,7 @@ def families_with(algorithm: str) -> list[str]:
 
 def add_target(name: str, device_properties_json: str) -> None: ...
 def device_fingerprint(device: str) -> str: ...
+def device_state(device: str) -> DeviceState: ...
 def versions() -> dict[str, str]:
     """ "torch", "cudnn" (run time), "cudnn_header", "cudart"."""
 
@@ -258,6 +273,7 @@ def measure(
     record: bool = True,
     min_samples: int = 11,
     flush_l2: bool = True,
+    energy: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
     levels: bool = True,
     prunes: bool = False,
@@ -269,6 +285,7 @@ def measure(
     ``time_budget_s`` 0 means no limit. ``record`` stores the ranking in the tuning table. Without
     ``levels`` only the policy and PyTorch's switches hold: no knobs, flags or `enable`.
     ``progress(done, total, algorithm)`` may raise (KeyboardInterrupt): then nothing is stored.
+    ``energy`` also measures the energy of the fastest, if the driver tells it.
     ``prunes`` leaves out configurations of a run-time compiled engine if others of it are slow.
     ``failed`` names algorithms that have failed for a reason and are not tried.
     ``before_run(algorithm)`` is called before an algorithm is built, first run and sampled, outside

@@ -70,7 +70,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         ValueError: UTF-8 cannot encode the text.
     """
     check_path(path)
-    data = text.encode()
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace a file, as `write_text`; raises OSError."""
     place = Path(path)
     if place.exists() and (not place.is_file() or os.fspath(path).startswith(_OPEN_FILES)):
         print(end="", flush=True)  # standard output may be closed
@@ -104,19 +108,17 @@ def append_lines(path: str | os.PathLike[str], lines: bytes) -> None:
     place = Path(path)
     if place.exists() and not (place.is_file() or place.is_dir()):
         raise not_regular(path)
-    with naming(path):
-        while not append_once(place, lines):
-            continue
+    while not append_once(place, lines):
+        continue
 
 
 def append_once(path: Path, lines: bytes) -> bool:
     """Append lines by one write; False if the file meanwhile lost its name.
 
-    They begin on a new line if the last one was cut off.
+    They begin on a new line if the last one was cut off. OSError if the file cannot be written.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    file = os.open(path, flags, 0o666)
-    try:
+    with naming(path), _opened(path, flags) as file:
         size = os.fstat(file).st_size
         if lines and size and os.pread(file, 1, size - 1) != b"\n":
             lines = b"\n" + lines
@@ -128,6 +130,13 @@ def append_once(path: Path, lines: bytes) -> bool:
         except FileNotFoundError:
             return False
         return (there.st_ino, there.st_dev) == (opened.st_ino, opened.st_dev)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags, 0o666)
+    try:
+        yield file
     finally:
         os.close(file)
 

@@ -36,7 +36,7 @@ CONSTRAINTS: dict[str, tuple[tuple[type, ...], str]] = {
     "allow_tf32": _BOOLEAN,
     "allow_down_convert": _BOOLEAN,
     "allow_reduced_range": _BOOLEAN,
-    "prefer": ((str,), "'time', 'gpu_time' or 'memory'"),
+    "prefer": ((str,), "'time', 'gpu_time', 'memory' or 'energy'"),
     "replay": ((str,), "'off', 'graphs' or 'kernels'"),
     "backends": (
         (str, list, tuple),

@@ -22,6 +22,8 @@ _OLDEST_TORCH, _NEXT_TORCH = (2, 11), (2, 16)  # what the C++ code compiles with
 TORCH_RANGE = ">={}.{},<{}.{}".format(*_OLDEST_TORCH, *_NEXT_TORCH)
 _CUDA_MAJORS = (12, 13)
 _BUILT = Path(__file__).parent / "_built"  # a folder for each torch: builds stay side by side
+CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h", "nv/target")  # which a build needs
+CUDA_TOOLKIT = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
 _CUDNN_FILE = re.compile(r"libcudnn(_\w+)?\.so(\.\d+)*")
 
 
@@ -40,6 +42,18 @@ def find_in_wheels(pattern: str) -> Path | None:
         for match in sorted(folder.glob(pattern)):
             return match
     return None
+
+
+def find_cuda_headers(cuda: str, file: str) -> Path | None:
+    """The folder of one of `CUDA_HEADERS`: in a wheel of CUDA's, else in a CUDA toolkit.
+
+    Torch depends on most of CUDA's wheels, but not on all whose headers the others include.
+    """
+    wheels = f"nvidia/cu{cuda.split('.')[0]}" if int(cuda.split(".")[0]) >= 13 else "nvidia/cuda_*"
+    if found := find_in_wheels(f"{wheels}/include/{file}"):
+        return Path(str(found).removesuffix(f"/{file}"))
+    toolkit = CUDA_TOOLKIT / "include"
+    return toolkit if (toolkit / file).exists() else None
 
 
 def mapped_files() -> list[Path]:

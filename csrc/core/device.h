@@ -59,6 +59,12 @@ class Timer {
 void ignore_other_work(bool ignore);
 bool ignores_other_work();
 
+// The clocks of a GPU at one moment.
+struct Clocks {
+  int64_t sm_mhz = 0;
+  std::vector<std::string> slowdowns;  // why the driver holds them down
+};
+
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
@@ -77,6 +83,11 @@ class DeviceRuntime {
   virtual std::function<void()> restorer_of(at::Generator generator) const;
   // Returns the freed memory that the allocator keeps to the device, for other processes.
   virtual void release_cached_memory(const Device&) const {}
+  // What the driver tells; nullopt if it does not.
+  virtual std::optional<Clocks> clocks(const Device&) const { return std::nullopt; }
+  virtual std::optional<double> power_limit_w(const Device&) const { return std::nullopt; }
+  // What the device has taken since some point in the past. The counter moves in steps.
+  virtual std::optional<double> energy_mj(const Device&) const { return std::nullopt; }
 };
 
 const DeviceRuntime& runtime_of(const Device& device);

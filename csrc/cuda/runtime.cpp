@@ -9,13 +9,16 @@
 #include <cudnn.h>
 
 #include <ATen/cuda/CUDAGraphsUtils.cuh>
+#include <array>
 #include <chrono>
+#include <cstdio>
 #include <thread>
 
 #include "core/capability.h"
 #include "core/device.h"
 #include "core/errors.h"
 #include "cuda/capture_mode.h"
+#include "cuda/nvml.h"
 #include "torch/internals.h"
 
 namespace torch_cudnn_ext {
@@ -114,6 +117,25 @@ class CudaRuntime : public DeviceRuntime {
 
   void release_cached_memory(const Device&) const override {
     c10::cuda::CUDACachingAllocator::emptyCache();
+  }
+
+  std::optional<Clocks> clocks(const Device& device) const override {
+    return nvml_clocks(bus_id(device));
+  }
+  std::optional<double> power_limit_w(const Device& device) const override {
+    return nvml_power_limit_w(bus_id(device));
+  }
+  std::optional<double> energy_mj(const Device& device) const override {
+    return nvml_energy_mj(bus_id(device));
+  }
+
+ private:
+  static std::string bus_id(const Device& device) {
+    const cudaDeviceProp* p = at::cuda::getDeviceProperties(static_cast<int8_t>(device.index));
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%08x:%02x:%02x.0", p->pciDomainID, p->pciBusID,
+                  p->pciDeviceID);
+    return text.data();
   }
 };
 

@@ -21,6 +21,11 @@ py::dict measurement_dict(const Measurement& m) {
   d["samples"] = m.samples;
   d["error"] = object_of(m.error);
   d["build_ms"] = m.build_ms;
+  d["clock_low_mhz"] = object_of(m.clock_low_mhz);
+  d["clock_high_mhz"] = object_of(m.clock_high_mhz);
+  d["throttled"] = m.throttled;
+  d["energy_mj"] = object_of(m.energy_mj);
+  d["energy_spread_mj"] = object_of(m.energy_spread_mj);
   return d;
 }
 
@@ -55,11 +60,19 @@ Measurement measurement_from(const py::dict& d) {
   m.source = field<std::string>(d, "source");
   m.median_ms = field<std::optional<double>>(d, "median_ms");
   m.spread_ms = field<std::optional<double>>(d, "spread_ms");
-  // Files of earlier versions have none.
-  if (d.contains("host_ms")) m.host_ms = field<std::optional<double>>(d, "host_ms");
   m.samples = field<int64_t>(d, "samples");
   m.error = field<std::optional<double>>(d, "error");
   m.build_ms = field<double>(d, "build_ms");
+  // Files of earlier versions lack some, and none has what is not known.
+  auto read = [&](auto& value, const char* name) {
+    if (d.contains(name)) value = field<std::decay_t<decltype(value)>>(d, name);
+  };
+  read(m.host_ms, "host_ms");
+  read(m.clock_low_mhz, "clock_low_mhz");
+  read(m.clock_high_mhz, "clock_high_mhz");
+  read(m.throttled, "throttled");
+  read(m.energy_mj, "energy_mj");
+  read(m.energy_spread_mj, "energy_spread_mj");
   bool timed = m.status != Measurement::Status::ok || m.median_ms.has_value();
   TORCH_CHECK_VALUE(timed, "median_ms of ", m.algorithm.text(),
                     " is null, wanted a time: it is ok");

@@ -1,10 +1,15 @@
 #include <cuda_runtime_api.h>
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "core/device.h"
 #include "core/policy/policy_text.h"
 #include "cuda/workspace.h"
 #include "cudnn/handle.h"
 #include "python/bindings.h"
+#include "python/conversions.h"
 #include "replay/replay.h"
 
 namespace py = pybind11;
@@ -25,6 +30,26 @@ py::dict versions() {
   return d;
 }
 
+// What the driver tells of a device now; what it does not tell is None.
+py::dict device_state(const std::string& text) {
+  Device device = parse_device(text);
+  const DeviceRuntime& runtime = runtime_of(device);
+  std::optional<Clocks> clocks;
+  std::optional<double> power_limit_w, energy_mj;
+  {
+    py::gil_scoped_release release;
+    clocks = runtime.clocks(device);
+    power_limit_w = runtime.power_limit_w(device);
+    energy_mj = runtime.energy_mj(device);
+  }
+  py::dict d;
+  d["sm_clock_mhz"] = clocks ? py::object(py::int_(clocks->sm_mhz)) : py::none();
+  d["throttled"] = clocks ? clocks->slowdowns : std::vector<std::string>{};
+  d["power_limit_w"] = object_of(power_limit_w);
+  d["energy_mj"] = object_of(energy_mj);
+  return d;
+}
+
 }  // namespace
 
 void bind_devices(py::module_& m) {
@@ -33,6 +58,7 @@ void bind_devices(py::module_& m) {
       "device_fingerprint",
       [](const std::string& device) { return fingerprint_of(parse_device(device)); },
       py::arg("device"));
+  m.def("device_state", device_state, py::arg("device"));
   m.def("versions", versions);
   m.def("cudnn_files", cudnn_files);
   m.def("set_workspace_reserve", set_workspace_reserve, NoGil(), py::arg("bytes_by_device"));

@@ -51,7 +51,7 @@ py::list candidates(const std::string& text, const std::string& device_text,
 py::list measure_py(const std::string& text, const std::string& device_text,
                     const std::string& policy_text,
                     const std::optional<std::vector<std::string>>& algorithms, double time_budget_s,
-                    bool knob_search, bool record, int min_samples, bool flush_l2,
+                    bool knob_search, bool record, int min_samples, bool flush_l2, bool energy,
                     const py::object& progress, bool levels, bool prunes,
                     std::map<std::string, std::string> failed, const py::object& before_run) {
   TORCH_CHECK_VALUE(min_samples >= 1, "measure: min_samples is ", min_samples,
@@ -76,6 +76,7 @@ py::list measure_py(const std::string& text, const std::string& device_text,
   options.knob_search = knob_search;
   options.min_samples = min_samples;
   options.flush_cache = flush_l2;
+  options.energy = energy;
   options.throws_out_of_memory = false;
   options.prunes = prunes;
   options.failed = std::move(failed);
@@ -179,8 +180,9 @@ void bind_tuning(py::module_& m) {
   m.def("measure", measure_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "",
         py::arg("algorithms") = py::none(), py::arg("time_budget_s") = 0.0,
         py::arg("knob_search") = false, py::arg("record") = true, py::arg("min_samples") = 11,
-        py::arg("flush_l2") = true, py::arg("progress") = py::none(), py::arg("levels") = true,
-        py::arg("prunes") = false, py::arg("failed") = std::map<std::string, std::string>(),
+        py::arg("flush_l2") = true, py::arg("energy") = false, py::arg("progress") = py::none(),
+        py::arg("levels") = true, py::arg("prunes") = false,
+        py::arg("failed") = std::map<std::string, std::string>(),
         py::arg("before_run") = py::none());
   m.def("decide", decide_py, py::arg("problem"), py::arg("device"), py::arg("policy") = "");
   m.def(

@@ -300,7 +300,7 @@ def test_formats_tell_the_same(tmp_path: Path) -> None:
         ("nonsense", "line 1: got 'nonsense', wanted a row of the tuning store"),
         ("[]", "which holds another object, wanted a profile"),
         ("{}", "which holds another object, wanted a profile"),
-        ('{"layers": [{}]}', "which lacks the field 'rows', wanted a profile"),
+        ('{"layers": [{}]}', "which lacks the field 'device', wanted a profile"),
         ('{"layers": [3]}', "wanted a profile"),
         ('{"comparisons": [{}]}', "which lacks the field 'problem', wanted a profile"),
         ('{"best": [{"problem": "x"}]}', "which lacks the field 'status', wanted a profile"),

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import json
 import operator
 import threading
 import weakref
@@ -259,6 +260,9 @@ def test_times_and_workspaces(net: Net, device: str) -> None:
     assert "| twice | Conv2d | conv_fwd |" in text
     assert "calls ran operators of this package" in text
     assert explanation.to_csv().startswith("layer,kind,op,problem,algorithm,why")
+    data = json.loads(explanation.to_json())
+    assert data["schema"] == 1 and data["sentence"] == explanation.sentence()
+    assert [call["problem"] for call in data["calls"]] == [c.problem for c in explanation.calls]
 
 
 def test_what_pytorch_runs_in_a_backward_that_reads_its_forward(device: str) -> None:

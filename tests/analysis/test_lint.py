@@ -112,6 +112,16 @@ def test_a_host_that_is_late() -> None:
     assert hint.rule == "host" and hint.gain_ms == pytest.approx(0.2) and not hint.is_measured
 
 
+def test_a_clock_that_moved() -> None:
+    def timed(low: int, high: int) -> LayerProfile:
+        clocks = {"clock_low_mhz": low, "clock_high_mhz": high, "throttled": ["power cap"]}
+        return canonical(HALF, row("aten:default", 1.0, **clocks))
+
+    (hint,) = hints(timed(1755, 1980))
+    assert hint.rule == "clocks" and "(power cap)" in hint.text and hint.gain_ms is None
+    assert rules(timed(1900, 1980)) == []
+
+
 def test_batch_norms_and_activations_of_inference_that_are_kernels_of_their_own() -> None:
     conv = canonical(HALF, names=("conv",))
     norm = canonical(

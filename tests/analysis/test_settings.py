@@ -112,3 +112,10 @@ def test_knobs_are_searched_on_a_gpu_alone() -> None:
     for function in (profile, tuning.tune):
         with pytest.raises(ValueError, match=r"knob_search: got True on cpu, .* wanted a GPU"):
             function(LINE, device="cpu", knob_search=True)
+
+
+def test_energy_is_measured_on_a_gpu_alone() -> None:
+    with pytest.raises(ValueError, match=r"^energy: got True on cpu, .* wanted a GPU"):
+        profile(LINE, device="cpu", energy=True)
+    with pytest.raises(TypeError, match="energy"):
+        profile(LINE, device="cpu", energy="yes")  # type: ignore[arg-type]

@@ -74,6 +74,22 @@ def test_the_host_s_time_has_a_column_where_it_is_known() -> None:
     assert json.loads(result.to_json())["layers"][0]["rows"][0]["host_ms"] == 0.01234
 
 
+def test_energy_and_clocks_are_told_where_they_are_known() -> None:
+    result = Profile([_made()], make_settings("cpu"))
+    assert "mJ" not in result.to_markdown() and "clock" not in result.to_markdown()
+    changes: Any = {"energy_mj": 41.234, "energy_spread_mj": 0.31, "throttled": ["power cap"]}
+    steady = changes | {"clock_low_mhz": 1980, "clock_high_mhz": 1980}
+    text = Profile([_made(**steady)], make_settings("cpu")).to_markdown()
+    assert "| mJ | workspace |" in text and "| 41.23 ± 0.31 |" in text
+    assert "measured on cpu, SM clock 1980 MHz**" in text
+    moved = changes | {"clock_low_mhz": 1755, "clock_high_mhz": 1980}
+    profile = Profile([_made(**moved)], make_settings("cpu"))
+    assert "measured on cpu, SM clock 1755 to 1980 MHz**" in profile.to_markdown()
+    record, _ = csv.DictReader(io.StringIO(profile.to_csv()))
+    assert record["energy_mj"] == "41.234" and record["clock_low_mhz"] == "1755"
+    assert record["throttled"] == "power cap"
+
+
 def test_titles_and_footers_are_what_they_are_in_every_format(measured: Profile) -> None:
     line, where = only_layer(measured).problem, "measured on cpu"
     marked = measured.to_markdown()

@@ -140,7 +140,7 @@ def test_drift_is_found(capsys: Capture, store: Path) -> None:
         ("diff a b --store c", "--store: given with diff"),
         ("ls --device cpu", "--device: got 'cpu' with ls"),
         ("drift --device gpu", "--device: got 'gpu', wanted 'cpu', 'cuda'"),
-        ("drift --tolerance 0", "--tolerance: got '0', wanted a whole number, 1 or more"),
+        ("drift --tolerance -1", "--tolerance: got '-1', wanted a number, 0 or more"),
         ("ls --store nowhere", "--store: got 'nowhere', wanted the folder of a store"),
     ],
 )

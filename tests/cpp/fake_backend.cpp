@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <map>
@@ -24,6 +25,7 @@
 
 #include "core/backend.h"
 #include "core/errors.h"
+#include "cuda/nvml.h"
 
 namespace py = pybind11;
 
@@ -42,6 +44,7 @@ struct Script {
   double swing_ms = 0;                  // what every third run takes more, by the clock
   double elsewhere_ms = 0;              // the same where its input lies elsewhere than at first
   double sleep_ms = 0;                  // of a run, in truth
+  double watts = 0;                     // that a run takes
   int64_t workspace_bytes = 0;
   int64_t first_bytes = 0;       // that the first run allocates beyond it
   bool states_workspace = true;  // false: it shows in a run only
@@ -119,7 +122,8 @@ Scripts& scripts() {
 // What the clocks of the device and of the host would show, of this thread's scripted runs.
 struct Elapsed {
   double ms = 0, host_ms = 0, stalled_ms = 0;  // `ms` holds the stalls
-  int64_t runs = 0, host_runs = 0;             // how many, and of how many the host's time is known
+  double energy_mj = 0;
+  int64_t runs = 0, host_runs = 0;  // how many, and of how many the host's time is known
 
   void add(double more_ms, std::optional<double> more_host_ms, double more_stalled_ms = 0) {
     ms += more_ms + more_stalled_ms;
@@ -138,6 +142,17 @@ struct OtherTimes {
   size_t next = 0;
 };
 std::optional<OtherTimes> time_of_others;
+
+// What the driver would tell, where a test says so.
+struct ScriptedDriver {
+  std::vector<Clocks> clocks;  // one reading after the other, again and again
+  double watts_of_others;      // what is not scripted takes this for 10 ms between two questions
+  double step_mj;              // the counter of the energy moves by this
+  size_t next = 0;
+  int64_t runs = 0;
+  double others_mj = 0;
+};
+std::optional<ScriptedDriver> driver;
 
 // Real time, but between points that scripted runs lie between: theirs.
 class ScriptedTimer : public Timer {
@@ -189,6 +204,17 @@ class ScriptedRuntime : public DeviceRuntime {
     return std::make_unique<ScriptedTimer>();
   }
   void flush_cache(const Device&) const override {}
+  std::optional<Clocks> clocks(const Device&) const override {
+    if (!driver || driver->clocks.empty()) return std::nullopt;
+    return driver->clocks[driver->next++ % driver->clocks.size()];
+  }
+  std::optional<double> energy_mj(const Device&) const override {
+    if (!driver || driver->step_mj == 0) return std::nullopt;
+    if (elapsed.runs == driver->runs) driver->others_mj += 10 * driver->watts_of_others;
+    driver->runs = elapsed.runs;
+    double total = elapsed.energy_mj + driver->others_mj;
+    return std::floor(total / driver->step_mj) * driver->step_mj;
+  }
 
  private:
   std::unique_ptr<DeviceRuntime> cpu_;
@@ -252,6 +278,7 @@ class FakeConvolution : public Plan {
                     (place == first_place_ ? 0 : script.elsewhere_ms),
                 first_timed && script.first_host_ms ? script.first_host_ms : script.host_ms,
                 first_timed ? script.first_stall_ms : 0);
+    elapsed.energy_mj += ms * script.watts;
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(script.sleep_ms));
     if (script.raises_at == 0 || script.raises_at == script.runs) {
       raise(script.run_raises, algorithm.text(), input.device());
@@ -348,7 +375,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "script",
       [](const std::string& algorithm, double milliseconds, std::vector<double> times,
          bool disturbed, std::optional<double> host_ms, std::optional<double> first_host_ms,
-         double first_stall_ms, double swing_ms, double elsewhere_ms, double sleep_ms,
+         double first_stall_ms, double swing_ms, double elsewhere_ms, double sleep_ms, double watts,
          int64_t workspace_bytes, int64_t first_bytes, bool states_workspace,
          std::vector<std::string> notes, std::string unsupported, std::string build_raises,
          std::string run_raises, int64_t raises_at, double relative_error, double written,
@@ -362,6 +389,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                                                           swing_ms,
                                                           elsewhere_ms,
                                                           sleep_ms,
+                                                          watts,
                                                           workspace_bytes,
                                                           first_bytes,
                                                           states_workspace,
@@ -378,11 +406,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("times") = std::vector<double>(), py::arg("disturbed") = false,
       py::arg("host_ms") = py::none(), py::arg("first_host_ms") = py::none(),
       py::arg("first_stall_ms") = 0.0, py::arg("swing_ms") = 0.0, py::arg("elsewhere_ms") = 0.0,
-      py::arg("sleep_ms") = 0.0, py::arg("workspace_bytes") = 0, py::arg("first_bytes") = 0,
-      py::arg("states_workspace") = true, py::arg("notes") = std::vector<std::string>(),
-      py::arg("unsupported") = "", py::arg("build_raises") = "", py::arg("run_raises") = "",
-      py::arg("raises_at") = 0, py::arg("relative_error") = 0.0, py::arg("written") = 1.0,
-      py::arg("neighbour_of") = "",
+      py::arg("sleep_ms") = 0.0, py::arg("watts") = 0.0, py::arg("workspace_bytes") = 0,
+      py::arg("first_bytes") = 0, py::arg("states_workspace") = true,
+      py::arg("notes") = std::vector<std::string>(), py::arg("unsupported") = "",
+      py::arg("build_raises") = "", py::arg("run_raises") = "", py::arg("raises_at") = 0,
+      py::arg("relative_error") = 0.0, py::arg("written") = 1.0, py::arg("neighbour_of") = "",
       "Sets how an algorithm behaves from now on, also in plans that are built; counts go on.");
   m.def(
       "counts", [](const std::string& algorithm) { return scripts().counts(algorithm); },
@@ -414,10 +442,30 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::kw_only(), py::arg("milliseconds"), py::arg("host_ms"),
       "Sets what the clocks show of algorithms of other backends, such as PyTorch's own.");
   m.def(
+      "script_driver",
+      [](const std::vector<std::pair<int64_t, std::vector<std::string>>>& clocks,
+         double watts_of_others, double step_mj) {
+        driver = ScriptedDriver{{}, watts_of_others, step_mj};
+        for (const auto& [mhz, slowdowns] : clocks) driver->clocks.push_back({mhz, slowdowns});
+      },
+      py::kw_only(),
+      py::arg("clocks") = std::vector<std::pair<int64_t, std::vector<std::string>>>(),
+      py::arg("watts_of_others") = 0.0, py::arg("step_mj") = 0.0,
+      "Sets what the driver tells of clocks and energy; no energy if the counter has no steps.");
+  m.def(
+      "nvml",
+      [](const std::string& bus_id) {
+        auto clocks = nvml_clocks(bus_id).value_or(Clocks{});
+        return std::tuple(clocks.sm_mhz, clocks.slowdowns, nvml_power_limit_w(bus_id),
+                          nvml_energy_mj(bus_id));
+      },
+      py::arg("bus_id"), "The clock, why it is held down, the power limit and the energy.");
+  m.def(
       "reset",
       [] {
         scripts().clear();
         time_of_others.reset();
+        driver.reset();
         capturing = false;
       },
       "Forgets what was scripted.");

@@ -514,6 +514,19 @@ def test_once_measures_outside_the_caller_s_modes(device: str) -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("choice", ["guess_once", "time_once"])
+def test_once_chooses_in_traces_and_transforms(choice: str, device: str) -> None:
+    x = images(device)
+    module = conv(device, choice)
+    gradient = torch.func.grad(lambda t: module(t).sum())(x)
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(module(leaf).sum(), leaf)
+    torch.testing.assert_close(gradient, wanted)
+    module = conv(device, choice)
+    traced = torch.jit.trace(module, x)
+    torch.testing.assert_close(traced(x), module(x))
+
+
 def test_copied_pickled_and_moved_modules_choose_anew(device: str) -> None:
     once, other = BACKENDS[device]
     module = conv(device, "fwd=guess_once")

@@ -398,6 +398,15 @@ def test_a_trace_of_a_layer_warns_of_nothing() -> None:
     torch.testing.assert_close(traced(x), layer(x))
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_trace_of_linear_adds_any_bias(size: int) -> None:
+    x, w, bias = torch.randn(2, 4), torch.randn(3, 4), torch.randn(size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(ops.linear, (x, w, bias))
+    torch.testing.assert_close(traced(x, w, bias), F.linear(x, w) + bias)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_what_is_scaled_by_zero_is_written(dtype: torch.dtype, device: str) -> None:
     a = torch.ones(2, 64, 64, device=device, dtype=dtype)

@@ -63,6 +63,19 @@ def test_every_flipped_bit_is_found() -> None:
             head_of(bytes(changed), LATEST)
 
 
+def test_clocks_and_energy_are_written_where_they_are_known() -> None:
+    known = {
+        "clock_low_mhz": 1755, "clock_high_mhz": 1980, "throttled": ["power cap"],
+        "energy_mj": 41.5, "energy_spread_mj": 0.25,
+    }  # fmt: skip
+    unknown = dict.fromkeys(known) | {"throttled": []}
+    for fields in (known, unknown):
+        line = row_line(entry("", None, "", measurement(**fields)) | {"problem": LINE}, WHEN)
+        (read,) = parse_row(line.rstrip()).entry["measurements"]
+        assert {name: read[name] for name in known} == fields  # type: ignore[literal-required]
+        assert (b"clock" in line) == (b"energy" in line) == (fields is known)
+
+
 @pytest.mark.parametrize("number", [0, FORMAT + 1, 10**30])
 def test_rows_of_other_formats_are_told_from_damaged_ones(number: int) -> None:
     fields = fields_of(row_line(entry(), WHEN)) | {"format": number}
@@ -103,6 +116,9 @@ def poisoned(**fields: Any) -> dict[str, Any]:
         (poisoned(median_ms="1"), "median_ms is '1'"),
         (poisoned(host_ms=-0.1), "host_ms is -0.1"),
         (poisoned(samples=-1), "samples is -1"),
+        (poisoned(energy_mj=-1.0), "energy_mj is -1.0"),
+        (poisoned(clock_low_mhz=1.5), "clock_low_mhz is 1.5"),
+        (poisoned(throttled=[3]), "throttled is"),
         (poisoned(samples=2**70), "samples is"),
         (poisoned(workspace_bytes=-5), "workspace_bytes is -5"),
         (poisoned(status="best"), "status"),

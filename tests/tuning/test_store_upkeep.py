@@ -1,5 +1,6 @@
 """Tending a tuning store: merging, compacting, checking."""
 
+import errno
 import os
 import random
 import subprocess
@@ -111,6 +112,24 @@ def test_a_compacting_process_that_is_killed_loses_nothing(
         compact(root)
     assert {*read_all(root)[0]} == {*rows[0]}
     assert compact(root) == (4, 2, 0) and read_all(root) == rows
+
+
+def test_compacting_on_a_full_disk_says_where_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = made(tmp_path / "s", line_of(1), line_of(2, LATER, constraints="deterministic"))
+    rows = read_all(root)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left") as error:
+        patch.setattr(os, "fsync", full)
+        compact(root)
+    folder = device_folders(root)[0]
+    assert str(error.value.filename).startswith(str(folder)), "the error names the place"
+    assert {*folder.iterdir()} == {*segments(folder)}, "nothing half written stays"
+    assert read_all(root) == rows
 
 
 def _interrupted(*_: object, **__: object) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from torch_cudnn_ext._commands import options
-from torch_cudnn_ext._commands.options import Command, count, option
+from torch_cudnn_ext._commands.options import Command, amount, count, option
 from torch_cudnn_ext._defaults import DRIFT_TOLERANCE
 
 
@@ -101,8 +101,8 @@ class Store(Command):
         typer.Option("--device", help="For drift; by default the GPU if there is one."),
     ] = None
     tolerance: Annotated[
-        int,
-        count("--tolerance", 1, "For drift: by how many percent a time may differ from the row's."),
+        float,
+        amount("--tolerance", 0, "For drift: the relative difference that counts as none."),
     ] = DRIFT_TOLERANCE
     format: options.FormatOption = options.Format.table
 

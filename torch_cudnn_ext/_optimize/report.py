@@ -119,17 +119,17 @@ class OptimizationReport:
 
     def facts(self) -> dict[str, str]:
         """What was done, by heading; without what does not apply."""
-        done = self.rewrites
+        done, ours = self.rewrites, "of ours, not used: " if self.way.is_pytorchs else ""
         peaks = [f"{bytes_text(peak)} ({way.value})" for way, peak in self.peak_bytes.items()]
         errors = [f"{error:.2g} ({way.value})" for way, error in self.errors.items()]
         facts = {
             "runs": self.way.value,
             "timed": "a training step, forward and backward" if self.train else "",
-            "layout": self.layout,
-            "layers removed": str(len(done.removed) or ""),
-            "batch norms folded": str(len(done.folded) or ""),
-            "activations taken in": str(len(done.activated) or ""),
-            "sums taken in": str(len(done.residual) or ""),
+            f"{ours}layout": self.layout,
+            f"{ours}layers removed": str(len(done.removed) or ""),
+            f"{ours}batch norms folded": str(len(done.folded) or ""),
+            f"{ours}activations taken in": str(len(done.activated) or ""),
+            f"{ours}sums taken in": str(len(done.residual) or ""),
             **{f"not traced: {name or 'the model'}": why for name, why in self.whole.items()},
             "no CUDA graph": self.cuda_graph,
             "not compiled": self.torch_compile,

@@ -21,7 +21,7 @@ from torch_cudnn_ext.analysis.html import tables_markdown
 from torch_cudnn_ext.analysis.lint import Hint, call_hints, hints_table
 from torch_cudnn_ext.analysis.page import Page
 from torch_cudnn_ext.analysis.profile_page import versions
-from torch_cudnn_ext.analysis.records import csv_text, field_names
+from torch_cudnn_ext.analysis.records import csv_text, field_names, result_json
 from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, plural
 from torch_cudnn_ext.models.checks import eager_model
 from torch_cudnn_ext.models.pins import pin_of, standing_for
@@ -156,6 +156,11 @@ class Explanation:
     def to_csv(self) -> str:
         """The calls as comma-separated values with a header line."""
         return csv_text(list(map(asdict, self.calls)), field_names(LayerCall))
+
+    def to_json(self) -> str:
+        """The sentence, the calls and what costs time, as JSON."""
+        calls, hints = (list(map(asdict, part)) for part in (self.calls, self.hints()))
+        return result_json({"sentence": self.sentence(), "calls": calls, "hints": hints})
 
     def __str__(self) -> str:
         """The table as Markdown."""

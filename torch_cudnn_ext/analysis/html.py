@@ -21,16 +21,22 @@ def tables_markdown(tables: Iterable[Table]) -> str:
             sides = ("---:" if column.right else "---" for column in table.columns)
             lines = [_markdown_line(c.heading for c in table.columns), _markdown_line(sides)]
         lines.extend(_markdown_line(row) for row in table.rows)
-        title = "  \n".join(f"**{part}**" for part in table.title.split("\n") if part)
+        title = "  \n".join(f"**{_escaped(part)}**" for part in table.title.split("\n") if part)
         # A note that begins with a star is no list.
-        below = ("\n" + (f"\\{note}" if note.startswith("*") else note) for note in table.notes())
+        notes = map(_escaped, table.notes())
+        below = ("\n" + (f"\\{note}" if note.startswith("*") else note) for note in notes)
         parts.append("\n".join([*([title, ""] if title else []), *lines, *below]))
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown_line(cells: Iterable[str]) -> str:
-    words = (" ".join(cell.replace("|", "\\|").splitlines()) for cell in cells)
+    words = (" ".join(_escaped(cell).replace("|", "\\|").splitlines()) for cell in cells)
     return f"| {' | '.join(words)} |"
+
+
+def _escaped(text: str) -> str:
+    """A text that is no HTML."""
+    return text.replace("<", "\\<")
 
 
 def table_html(table: Table, classes: str = "") -> str:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._workload.problems import is_inference
-from torch_cudnn_ext.analysis.tables import Column, Table, bytes_text, milliseconds, plural
+from torch_cudnn_ext.analysis.tables import (
+    Column,
+    Table,
+    bytes_text,
+    clocks_of,
+    milliseconds,
+    plural,
+)
 from torch_cudnn_ext.ops.family import family_of
 
 if TYPE_CHECKING:
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
     from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 
 _LEAST_GAIN = 0.02  # of a problem's time; less is not told
+_LEAST_MOVE = 0.05  # of the clock
 _MULTIPLE = 8  # channels of half types that tensor cores take without padding
 _MOST_NAMES = 3
 _HALF = ("f16", "bf16")
@@ -183,7 +191,18 @@ def _host(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:
         )
 
 
-_MEASURED = (_cap, _excluded_baseline, _fallback, _host)
+def _clocks(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:
+    low, high, reasons = clocks_of(layer)
+    if low < (1 - _LEAST_MOVE) * high:
+        why = f" ({', '.join(reasons)})" if reasons else ""
+        yield _Found(
+            "clocks",
+            f"The GPU's clock moved by more than {_LEAST_MOVE:.0%} while it was timed{why}.",
+            "measure again on a GPU that is warm, cooled and does nothing else",
+        )
+
+
+_MEASURED = (_cap, _excluded_baseline, _fallback, _host, _clocks)
 
 
 def _unfused(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:

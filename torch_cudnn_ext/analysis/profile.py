@@ -59,6 +59,7 @@ def profile(
     time_budget_s: float | None = None,
     min_samples: int | None = None,
     knob_search: bool = False,
+    energy: bool = False,
     progress: Progress | None = None,
     isolate: str | None = None,
 ) -> Profile:
@@ -79,6 +80,8 @@ def profile(
         time_budget_s: Seconds for the problem.
         min_samples: The least number of timed runs of an algorithm that may be the fastest.
         knob_search: Also search the engine knobs of the best engines.
+        energy: Also measure the energy of a call, of up to seven of the fastest algorithms and of
+            PyTorch's own, on a GPU: 1.5 seconds each.
         progress: Told of every algorithm; may raise to stop.
         isolate: Where candidates are measured. ``"always"``: in a separate process, so that a crash
             or a hang does not end this one. ``"never"``: in this process. ``"auto"``: in a separate
@@ -99,7 +102,9 @@ def profile(
         raise TypeError(
             f"problem: got {problem!r} ({type(problem).__name__}), wanted a problem line"
         )
-    settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
+    settings = make_settings(
+        device, target, policy, time_budget_s, min_samples, knob_search, energy
+    )
     if compute := only_fields(settings.policy, ("compute",)):
         raise ValueError(
             f"policy: got {compute!r} with a problem line, which says it itself, wanted none"
@@ -124,6 +129,7 @@ def profile_model(
     time_budget_s: float | None = None,
     min_samples: int | None = None,
     knob_search: bool = False,
+    energy: bool = False,
     progress: Progress | None = None,
     isolate: str | None = None,
 ) -> Profile:
@@ -144,12 +150,14 @@ def profile_model(
             inference. A gradient that nothing requires, such as that of plain inputs, is never
             measured. Passes are the layers' own: a transposed convolution's forward is the problem
             ``conv_bwd_data``, and its table says so.
-        device: See `make_settings`, as for all that follow up to ``knob_search``.
+        device: See `make_settings`, as for all that follow up to ``energy``.
         target: A GPU that need not be there.
         policy: Constraints, and the decision that is marked in the tables.
         time_budget_s: Seconds a problem.
         min_samples: The least number of timed runs of an algorithm that may be the fastest.
         knob_search: Also search the engine knobs of the best engines.
+        energy: Also measure the energy of a call, of up to seven of the fastest algorithms and of
+            PyTorch's own, on a GPU: 1.5 seconds each.
         progress: Told of every problem and algorithm; may raise to stop.
         isolate: As for `profile`.
 
@@ -170,7 +178,9 @@ def profile_model(
     check_progress(progress)
     check_isolate(isolate)
     model = eager_model("profile_model", model)
-    settings = make_settings(device, target, policy, time_budget_s, min_samples, knob_search)
+    settings = make_settings(
+        device, target, policy, time_budget_s, min_samples, knob_search, energy
+    )
     wanted = (PASSES if train else ("fwd",)) if passes is None else passes
     check_passes(wanted)
     if not train and not is_inference(wanted):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 RECORD_FIELDS = (
     *("problem", "names", "count", "device", "measured", "rank", "algorithm", "backend", "current"),
     *("median_ms", "spread_ms", "host_ms", "samples", "workspace_bytes", "tflops"),
+    *("clock_low_mhz", "clock_high_mhz", "throttled", "energy_mj", "energy_spread_mj"),
     *("percent_of_peak", "vs_pytorch", "deterministic", "notes", "error", "status", "reason"),
     *("source", "build_ms", "note"),
 )

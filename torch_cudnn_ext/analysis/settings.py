@@ -9,6 +9,7 @@ import torch
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._defaults import DEFAULT_TARGET
 from torch_cudnn_ext._policy_text import only_fields
+from torch_cudnn_ext.ops._arguments import check_flag
 from torch_cudnn_ext.policy import PolicyLike, text_for_all
 from torch_cudnn_ext.tuning.journal import Work
 from torch_cudnn_ext.tuning.measure import (
@@ -41,6 +42,7 @@ class Settings:
     min_samples: int
     knob_search: bool
     max_workspace_bytes: int | None
+    energy: bool = False
 
     @property
     def measured_policy(self) -> str:
@@ -50,7 +52,9 @@ class Settings:
     def task(self, problem: str, policy: str) -> Task:
         """The measurement of one problem under a policy."""
         budget, search = self.time_budget_s, self.knob_search
-        return Task(problem, self.device, policy, budget, search, self.min_samples)
+        return Task(
+            problem, self.device, policy, budget, search, self.min_samples, energy=self.energy
+        )
 
     def work(self, command: str, problem: str) -> Work:
         """What a journal keeps a finished measurement of the problem under."""
@@ -61,6 +65,7 @@ class Settings:
             f"knob_search={self.knob_search}",
             f"time_budget_s={self.time_budget_s}",
             f"min_samples={self.min_samples}",
+            *(["energy"] if self.energy else []),
             *(f"{name}={_C.versions()[name]}" for name in ("torch", "cudnn")),
         ]
         return _C.device_fingerprint(self.device), problem, " | ".join(words)
@@ -73,6 +78,7 @@ def make_settings(
     time_budget_s: float | None = None,
     min_samples: int | None = None,
     knob_search: bool = False,
+    energy: bool = False,
 ) -> Settings:
     """Check and complete the settings of a measurement.
 
@@ -90,8 +96,10 @@ def make_settings(
         min_samples: Least number of timed runs of what may be the fastest, while the time budget
             lasts. One that takes twice as long is dropped after two.
         knob_search: Also search the engine knobs of the best engines.
+        energy: Also measure the energy of the fastest algorithms, on a GPU.
 
     Raises:
+        TypeError: ``energy`` is no bool.
         ValueError: An argument is not what is described above.
         RuntimeError: PyTorch does not find the CUDA device that was asked for.
     """
@@ -112,6 +120,9 @@ def make_settings(
     if min_samples is not None and (not is_count or min_samples < 1):
         raise ValueError(f"min_samples: got {min_samples!r}, wanted at least 1")
     check_knob_search(knob_search, chosen)
+    check_flag("profile", "energy", energy)
+    if energy and on_cpu:
+        raise ValueError("energy: got True on cpu, which does not tell its energy, wanted a GPU")
     text = text_for_all(policy)
     default_budget_s = CPU_TIME_BUDGET_S if on_cpu else 0.0
     return Settings(
@@ -122,4 +133,5 @@ def make_settings(
         min_samples=min_samples or (CPU_MIN_SAMPLES if on_cpu else GPU_MIN_SAMPLES),
         knob_search=knob_search,
         max_workspace_bytes=_C.workspace_cap(text, chosen),
+        energy=energy,
     )

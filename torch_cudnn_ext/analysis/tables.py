@@ -122,6 +122,12 @@ def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
+def energy_text(record: Mapping[str, Any]) -> str:
+    """The energy of a call in millijoules with its spread; empty if it was not measured."""
+    energy, spread = record["energy_mj"], record["energy_spread_mj"]
+    return "" if energy is None else f"{milliseconds(energy)} ± {spread or 0.0:.2g}"
+
+
 def version_text(version: int) -> str:
     """The text of a version's number: ``9.19``, ``9.28.1``."""
     patch = f".{version % 100}" if version % 100 else ""
@@ -152,11 +158,12 @@ def _number(heading: str, name: str, shown: Callable[[float], str]) -> Column:
 _UNSTABLE = "unstable"
 _OUT_OF_TIME = "not tried, as the time budget was used up"
 _RANKED_BY = (
-    "ranked by the longer of ms and host us (prefer=gpu_time: by ms), last what takes the GPU "
-    "longer than PyTorch's own row"
+    "ranked by the longer of ms and host us (prefer=gpu_time: by ms, prefer=energy: by mJ), last "
+    "what takes the GPU longer than PyTorch's own row"
 )
 ALGORITHM = Column("algorithm", lambda record: str(record["algorithm"]), whole=True)
 _HOST = _number("host us", "host_ms", lambda ms: f"{ms * 1e3:.1f}")
+_ENERGY = Column("mJ", lambda record: energy_text(record), right=True)
 _PEAK = _number("% peak", "percent_of_peak", "{:.1f}".format)
 _WORKSPACE = Column("workspace", lambda record: bytes_text(record["workspace_bytes"]), right=True)
 _YES_NO = {True: "yes", False: "no", None: "?"}
@@ -174,6 +181,7 @@ LEGEND = (
     "graph:eng67/k2=1 is engine 67 with its engine knob 2 set to 1",
     "heuristic A #1 is the first choice of cuDNN's own heuristic A",
     "spread is half of the interquartile range",
+    "mJ is the energy that the GPU takes for a call",
     "workspace is memory in addition to the tensors",
     "% peak compares with the device's measured peaks",
     "determ. says whether results repeat bit by bit",
@@ -191,6 +199,7 @@ MEASURED_COLUMNS = (
     Column("ms", lambda record: milliseconds(record["median_ms"]), right=True),
     Column("spread", _spread, right=True),
     _HOST,
+    _ENERGY,
     _WORKSPACE,
     _number("TFLOP/s", "tflops", lambda value: f"{value:#.3g}".removesuffix(".")),
     _PEAK,
@@ -240,7 +249,24 @@ def layer_tables(profile: LayerProfile, extent: Extent) -> list[Table]:
 
 
 def place_of(profile: LayerProfile) -> str:
-    """Where a layer was measured, and when if its rows are from a tuning store."""
+    """Where a layer was measured, at which clocks, and when if it was recorded in a store."""
+    low, high, _ = clocks_of(profile)
+    clocks = f", SM clock {low} MHz" if low == high else f", SM clock {low} to {high} MHz"
+    return f"{_place_of(profile)}{clocks if low else ''}"
+
+
+def clocks_of(profile: LayerProfile) -> tuple[int, int, list[str]]:
+    """The lowest and highest clock in MHz while a layer was timed, and why it was held down.
+
+    The clocks are 0 if they are not known.
+    """
+    rows = [row for row in profile.rows if row.get("clock_low_mhz")]  # earlier versions had none
+    low = min((row["clock_low_mhz"] or 0 for row in rows), default=0)
+    high = max((row["clock_high_mhz"] or 0 for row in rows), default=0)
+    return low, high, [*dict.fromkeys(reason for row in rows for reason in row["throttled"])]
+
+
+def _place_of(profile: LayerProfile) -> str:
     if profile.recorded:
         device = device_of(profile.device)
         name = device.hardware.partition("/")[0]
@@ -293,6 +319,8 @@ def _table(title: str, columns: Sequence[Column], records: list[Record], extent:
     footer = []
     if all(record["percent_of_peak"] is None for record in shown):
         columns = [column for column in columns if column is not _PEAK]
+    if all(record["energy_mj"] is None for record in shown):
+        columns = [column for column in columns if column is not _ENERGY]
     if all(record["host_ms"] is None for record in shown):
         columns = [column for column in columns if column is not _HOST]
     else:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 import typer
 
 from torch_cudnn_ext._commands import options
@@ -31,7 +28,7 @@ def explain_command(context: typer.Context, given: Explain) -> None:
                 network, inputs, train=given.train, measure=given.measure, progress=bar
             )
     if given.format is options.Format.json:
-        typer.echo(json.dumps([asdict(call) for call in explanation.calls], indent=2))
+        typer.echo(explanation.to_json())
     elif given.format is options.Format.markdown:
         typer.echo(str(explanation), nl=False)
     elif given.format is options.Format.csv:

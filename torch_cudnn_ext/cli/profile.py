@@ -39,7 +39,7 @@ def profile_command(context: typer.Context, given: Profile) -> None:
     with ProgressBar() as bar:
         bar.phase(running.first_phase(source))
         work = workload.from_options(source, given.tensors, constraints.policy, device, trace)
-    settings = running.settings_of(work.layers, device, target, constraints, search)
+    settings = running.settings_of(work.layers, device, target, constraints, search, given.energy)
     layers = work.layers if settings.target is None else with_proxies(work.layers)
     before = tuning.statistics()
     # After proxies are found, so that all shards measure alike.

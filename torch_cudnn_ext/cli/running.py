@@ -40,6 +40,7 @@ def settings_of(
     target: str | None,
     constraints: options.Constraints,
     search: options.Search,
+    energy: bool = False,
 ) -> Settings:
     """How to measure; the policy is of the layers' one family, or as `enable` takes it."""
     families = {_C.problem_info(layer.problem)["family"] for layer in layers}
@@ -47,7 +48,9 @@ def settings_of(
     _check_reaches(policy, {layer.problem.split()[0] for layer in layers})
     text = constrained(policy, constraints)
     with checks.errors_of_arguments():
-        return make_settings(device, target, text, search.time_budget, None, search.knob_search)
+        return make_settings(
+            device, target, text, search.time_budget, None, search.knob_search, energy
+        )
 
 
 def check_policy(text: str, family: str = "conv") -> str:

@@ -217,7 +217,7 @@ def _drift(given: Store, root: Path) -> None:
         drifts = drift(
             rows,
             device,
-            tolerance=given.tolerance / 100,
+            tolerance=given.tolerance,
             time_budget_s=budget_s,
             progress=bar,
         )

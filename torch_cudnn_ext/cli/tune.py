@@ -189,8 +189,8 @@ def _trace_enabled(
             infos = map(_C.problem_info, [problem, *coupled_problems(problem)])
             return any(is_wanted(info["pass_name"], passes) for info in infos)
 
-        lines = [problem for problem in met if every or wanted(problem)]
-        if not lines:
-            led = [one for problem in met for one in (problem, *coupled_problems(problem))]
+        layers = [layer for layer in met if every or wanted(layer.problem)]
+        if not layers:
+            led = [line for one in met for line in (one.problem, *coupled_problems(one.problem))]
             raise ValueError(nothing_found(network, passes, led))
-    return Workload([Layer(line, count=met[line]) for line in lines], {})
+    return Workload(layers, {})

@@ -1,6 +1,7 @@
 """The problems of a call and of its backward, for modules that keep their first decision."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,11 @@ from torch_cudnn_ext._torch_internals import (
     FakeTensor,
     disable_current_modes,
     is_functorch_wrapped,
+    saved_tensors_hooks_work,
     tree_leaves,
     tree_map_only,
 )
+from torch_cudnn_ext.ops._arguments import outside_of_traces
 
 _ALIGNMENT = 16  # bytes, the largest alignment that a problem tells
 
@@ -89,11 +92,14 @@ def problems_of(
         torch.autograd.grad(results, leaves, gradients, allow_unused=True)
 
     with (
+        outside_of_traces(),
         disable_current_modes(),
         DisableFuncTorch(),
         DisableTorchFunction(),
-        # The caller's hooks do not see these tensors.
-        torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
+        # The caller's hooks do not see these tensors. Transforms of torch.func forbid any.
+        torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+        if saved_tensors_hooks_work()
+        else nullcontext(),
         torch.autograd.set_multithreading_enabled(False),  # a dry run is one thread's
     ):
         given = tree_map_only(Tensor, like, arguments)
@@ -105,7 +111,7 @@ def problems_of(
 
 def choose(problem: str, device: str, policy: str) -> str:
     """The algorithm that a policy chooses; the caller's modes are off meanwhile."""
-    with disable_current_modes(), DisableFuncTorch():
+    with outside_of_traces(), disable_current_modes(), DisableFuncTorch():
         algorithm: str = _C.decide(problem, device, policy)["algorithm"]
     return algorithm
 

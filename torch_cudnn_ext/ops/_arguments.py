@@ -2,7 +2,8 @@
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any, TypeAlias, cast
 
@@ -10,7 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext._torch_internals import reduction_index
+from torch_cudnn_ext._torch_internals import (
+    jit_tracing_state,
+    reduction_index,
+    set_jit_tracing_state,
+)
 
 Sizes: TypeAlias = int | Sequence[int]
 
@@ -22,6 +27,17 @@ def call(name: str, *arguments: Any, **keywords: Any) -> Tensor:
     """Call the operator of this name that gives one tensor."""
     result: Tensor = call_for_all(name, *arguments, **keywords)
     return result
+
+
+@contextmanager
+def outside_of_traces() -> Iterator[None]:
+    """Inside the block ``torch.jit.trace`` records nothing, and sizes are integers."""
+    state = jit_tracing_state()
+    set_jit_tracing_state(None)
+    try:
+        yield
+    finally:
+        set_jit_tracing_state(state)
 
 
 def reduction_of(function: str, value: object) -> str:

@@ -14,9 +14,10 @@ class Decision:
         op: The operator and pass, such as ``conv_bwd_data``.
         problem: The problem line.
         algorithm: The algorithm's text.
-        why: ``pinned`` or ``pinned by <what>``, ``tuned``, ``cached``, ``unstable: <reason>``,
-            ``heuristic`` (``heuristic: <reason>`` if it replaces tuning), ``coupled with its
-            forward``, or ``fallback: <reason>``.
+        why: ``pinned`` or ``pinned by <what>``, ``tuned``, ``cached`` (``cached: measured on
+            <device>`` or ``cached: ranked under <constraints>`` of another one), ``nearest:
+            <problem>``, ``unstable: <reason>``, ``heuristic`` (``heuristic: <reason>`` if it
+            replaces tuning), ``coupled with its forward``, or ``fallback: <reason>``.
         workspace_bytes: Its workspace; ``None`` if it is not known before a run.
         decision_ms: Host time of the decision, in milliseconds.
         device: The device that it ran on.

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cudnn_ext._torch_internals import jit_tracing_state
 from torch_cudnn_ext.ops._arguments import (
     call,
     call_renamed,
     check_flag,
     check_number,
     check_tensor,
+    outside_of_traces,
 )
 from torch_cudnn_ext.ops._direct import MAX_DIMS, direct
 from torch_cudnn_ext.ops.family import Family, describe, in_place_of_methods
@@ -103,10 +103,9 @@ def linear(
     rows = input.unsqueeze(0) if input.dim() == 1 else input
     text = policy_text(policy, "matmul")
     keywords: dict[str, Any] = {"transpose_b": True, "policy": text}
-    # torch.jit.trace turns sizes into tensors, which cannot be compared: a vector is then assumed
-    # to fit.
-    traced = jit_tracing_state() is not None and bias is not None and bias.dim() == 1
-    if isinstance(bias, Tensor) and not traced and bias.shape != weight.shape[:1]:
+    with outside_of_traces():  # which have tensors as sizes
+        is_added = isinstance(bias, Tensor) and bias.shape != weight.shape[:1]
+    if is_added:
         bias, keywords = None, {**keywords, "z": bias, "beta": 1.0}
     names = {"a": "input", "b": "weight", "z": "bias"}
     result = call_renamed(names, "matmul", rows, weight, bias, **keywords)

@@ -140,6 +140,7 @@ class _Store:
         self.writer = SegmentWriter(path) if path is not None else None
         self.recorder = Recorder(path) if path is not None else None
         self._match = match
+        self._missed: set[Question] = set()  # which were counted
         self._tiers = [*map(_Tier, paths)]
 
     def find(self, asked: Question) -> Ranking | None:
@@ -162,7 +163,10 @@ class _Store:
                 note_origin(row)
             under = "" if constraints == asked.constraints else constraints or "no constraints"
             return row.entry["measurements"], device if is_other else "", under
-        count_missed(next(reason for reason in _REASONS if reason in {*reasons, _REASONS[-1]}))
+        reasons.add(_REASONS[-1])
+        if asked not in self._missed:
+            self._missed.add(asked)
+            count_missed(next(reason for reason in _REASONS if reason in reasons))
         return None
 
     def holds(self, asked: Question, entry: TableEntry) -> bool:

@@ -24,9 +24,9 @@ class Statistics:
         found: Problems whose ranking was found in the tuning store.
         kept: Rows that were added to the tuning store.
         not_kept: Rows that could not be written to it.
-        missed: How often the store had no ranking for a problem, by reason: ``"nothing known"``,
-            ``"other constraints"``, ``"other cuDNN"`` (on a CPU ``"other threads"``), ``"other
-            device"``, ``"other software"`` or ``"damaged"``.
+        missed: Problems that the store had no ranking for when it was first asked, by reason:
+            ``"nothing known"``, ``"other constraints"``, ``"other cuDNN"`` (on a CPU ``"other
+            threads"``), ``"other device"``, ``"other software"`` or ``"damaged"``.
     """
 
     measured: int

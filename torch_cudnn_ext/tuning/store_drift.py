@@ -73,7 +73,7 @@ def drift(
     rows: Sequence[Row],
     device: str,
     *,
-    tolerance: float = DRIFT_TOLERANCE / 100,
+    tolerance: float = DRIFT_TOLERANCE,
     time_budget_s: float = 0.0,
     progress: Progress | None = None,
 ) -> Iterator[Drift]:
@@ -148,6 +148,9 @@ def _compared(row: Row, now: Sequence[Measurement], tolerance: float) -> Drift:
     if "prefer=memory" in _parts(row):
         most_bytes = found["workspace_bytes"] or 0
         rivals = [m for m in rivals if (m["workspace_bytes"] or 0) <= most_bytes]
+    if "prefer=energy" in _parts(row):
+        most_mj = found["energy_mj"] or 0.0
+        rivals = [m for m in rivals if m is found or 0 < (m["energy_mj"] or 0.0) <= most_mj]
     leader = min(rivals, key=lambda m: cost_ms(m, row))
     first_ms, old_ms, now_ms = (cost_ms(m, row) for m in (leader, before, found))
     if first_ms * (1 + _LEAD) < now_ms and is_beyond_noise(leader, found, row):

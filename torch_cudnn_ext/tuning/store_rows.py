@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -59,11 +60,19 @@ MEASUREMENT_FIELDS: dict[str, tuple[type, ...]] = {
     "source": (str,),
     "median_ms": (*_NUMBER, _NONE),
     "spread_ms": (*_NUMBER, _NONE),
-    "host_ms": (*_NUMBER, _NONE),  # earlier versions did not write it
+    "host_ms": (*_NUMBER, _NONE),
     "samples": (int,),
     "error": (*_NUMBER, _NONE),
     "build_ms": _NUMBER,
+    "clock_low_mhz": (int, _NONE),
+    "clock_high_mhz": (int, _NONE),
+    "throttled": (list,),
+    "energy_mj": (*_NUMBER, _NONE),
+    "energy_spread_mj": (*_NUMBER, _NONE),
 }
+# What rows may lack: what earlier versions did not write, and what is left out if it is not known.
+_EARLIER = ("host_ms",)
+_LEFT_OUT = ("clock_low_mhz", "clock_high_mhz", "throttled", "energy_mj", "energy_spread_mj")
 
 # A text of a row is compared as its file has it: a string of JSON, in ASCII.
 Key: TypeAlias = tuple[bytes, bytes, bytes]  # device, problem, constraints
@@ -103,7 +112,8 @@ class Row:
 
     Attributes:
         when: The time of the measurement in ISO 8601, of UTC; empty if it is not known.
-        software: The versions of PyTorch, CUDA and the driver; empty if they are not known.
+        software: The versions of PyTorch, CUDA and the driver, and the power that the GPU may
+            take; empty if they are not known.
         entry: What the tuning table keeps.
     """
 
@@ -151,7 +161,17 @@ def software_of(device: str) -> str:
     words = [f"torch {torch.__version__}"]
     if not device.startswith("cpu/"):
         words += [f"CUDA {torch.version.cuda}", f"driver {_driver_version()}"]
+        words += [f"power limit {limit:.0f} W" for limit in _power_limits(device)]
     return ", ".join(words)
+
+
+@cache
+def _power_limits(device: str) -> list[float]:
+    """How much power the first GPU with a fingerprint may take; nothing if it is not known."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = (f"cuda:{i}" for i in range(count) if _C.device_fingerprint(f"cuda:{i}") == device)
+    limits = (_C.device_state(place)["power_limit_w"] for place in found)
+    return [*filter(None, limits)][:1]
 
 
 def row_line(entry: TableEntry, when: str = "", software: str = "", whole: bool = False) -> bytes:
@@ -162,7 +182,11 @@ def row_line(entry: TableEntry, when: str = "", software: str = "", whole: bool 
     """
     kept = [row for row in entry["measurements"] if whole or _is_kept(row)]
     about = entry["device"], entry["problem"], entry["constraints"]
-    return _line(when, software, about, {"measurements": finite_rows(kept)})
+    written = [
+        {name: value for name, value in row.items() if value or name not in _LEFT_OUT}
+        for row in finite_rows(kept)
+    ]
+    return _line(when, software, about, {"measurements": written})
 
 
 def result_line(about: tuple[str, str, str], result: dict[str, Any]) -> bytes:
@@ -233,7 +257,7 @@ def parse_row(line: bytes) -> Row:
         raise ValueError("got texts that are not canonical, or fields twice, wanted a row")
     for row in entry["measurements"]:
         for name in ("median_ms", "spread_ms", "host_ms", "build_ms"):
-            value: Any = row.get(name)
+            value: Any = row[name]
             if value is not None and value > MOST_MS:
                 raise ValueError(f"{name} is {value!r}, wanted at most {MOST_MS:.0f}")
     return Row(when, software, entry)
@@ -362,7 +386,8 @@ def check_entry(value: object) -> TableEntry:
 
 def _check_measurement(row: Any, op: str) -> None:
     """Check one measurement, and make its algorithm's text canonical."""
-    if not isinstance(row, dict) or not MEASUREMENT_FIELDS.keys() - {"host_ms"} <= row.keys():
+    may_lack = {*_EARLIER, *_LEFT_OUT}
+    if not isinstance(row, dict) or not MEASUREMENT_FIELDS.keys() - may_lack <= row.keys():
         wanted = ", ".join(MEASUREMENT_FIELDS)
         raise ValueError(f"got the measurement {row!r}, wanted {wanted}")
     if unknown := sorted(row.keys() - MEASUREMENT_FIELDS.keys()):
@@ -372,8 +397,10 @@ def _check_measurement(row: Any, op: str) -> None:
             f"got a measurement with the unknown fields {', '.join(unknown)}{hint}, wanted "
             f"{', '.join(MEASUREMENT_FIELDS)}"
         )
+    for name in may_lack - row.keys():
+        row[name] = [] if list in MEASUREMENT_FIELDS[name] else None
     for name, kinds in MEASUREMENT_FIELDS.items():
-        _check_field(name, row.get(name), kinds)
+        _check_field(name, row[name], kinds)
     row["algorithm"] = _C.canonical_algorithm(row["algorithm"], op)
     if row["backend"] != row["algorithm"].partition(":")[0]:
         raise ValueError(f"backend is {row['backend']!r} of {row['algorithm']}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from torch_cudnn_ext._files import write_bytes
 from torch_cudnn_ext.tuning.store_files import (
     Damage,
     FolderRows,
@@ -253,13 +254,7 @@ def _compact_folder(
     kept = [line for _, (head, line) in sorted(best.items()) if keeps(head)]
     if not dry_run:
         if lines := kept + others:
-            target = folder / new_name()
-            temporary = target.with_suffix(".new")
-            with temporary.open("wb") as file:
-                file.writelines(line + b"\n" for line in lines)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(target)
+            write_bytes(folder / new_name(), b"".join(line + b"\n" for line in lines))
         for path in paths:
             path.unlink(missing_ok=True)
     return Compacted(rows, len(kept), damaged)

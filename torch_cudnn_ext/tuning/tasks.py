@@ -24,7 +24,8 @@ class Task:
 
     ``time_budget_s`` 0 is no limit. If ``algorithms`` names none, all are measured and the tuning
     table keeps their ranking; else it keeps nothing. ``prunes`` leaves out configurations of an
-    engine that is compiled at run time, if others of it are slow.
+    engine that is compiled at run time, if others of it are slow. ``energy`` also measures the
+    energy of the fastest.
     """
 
     problem: str
@@ -35,6 +36,7 @@ class Task:
     min_samples: int = GPU_MIN_SAMPLES
     algorithms: tuple[str, ...] = ()
     prunes: bool = False
+    energy: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def measure_here(task: Task, observers: Observers | None = None) -> list[Measure
         time_budget_s=task.time_budget_s,
         knob_search=task.knob_search,
         min_samples=task.min_samples,
+        energy=task.energy,
         progress=told.progress,
         prunes=task.prunes,
         failed=dict(told.failed),

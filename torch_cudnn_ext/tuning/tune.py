@@ -12,7 +12,7 @@ from torch import nn
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._policy_text import only_fields
 from torch_cudnn_ext._workload.network import nothing_found
-from torch_cudnn_ext._workload.problems import is_tuned_alone
+from torch_cudnn_ext._workload.problems import Layer, is_tuned_alone
 from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext._workload.recorder import problems_of_model
 from torch_cudnn_ext.knobs import pushed
@@ -166,7 +166,8 @@ def tune_model(
         task = _checked_task(
             device_of("tune_model", model, inputs), policy, time_budget_s, knob_search
         )
-        problems = problems_met(model, inputs, train=train, policy=task.policy)
+        met = problems_met(model, inputs, train=train, policy=task.policy)
+        problems = [layer.problem for layer in met]
         if not problems:
             raise ValueError(nothing_found(model))
         with alone():
@@ -175,7 +176,7 @@ def tune_model(
                 for line in problems
                 if _C.tuned(line, task.device, task.policy, time_budget_s) is not None
             ]
-        rows = _measured(task, [*problems], known, ranks, jobs, progress, isolate)
+        rows = _measured(task, problems, known, ranks, jobs, progress, isolate)
         return _best(rows, task.policy)
 
 
@@ -248,8 +249,8 @@ def device_of(function: str, model: nn.Module, inputs: Any) -> str:
 
 def problems_met(
     model: nn.Module, inputs: Any, *, train: bool = True, policy: str = ""
-) -> dict[str, int]:
-    """The problems of `tune_model`, with the number of calls of each.
+) -> list[Layer]:
+    """The problems of `tune_model`, each with the layers that have it and its calls.
 
     They are those of `trace`, without backwards coupled with a forward. The policy's field
     ``compute`` is part of them.
@@ -261,5 +262,5 @@ def problems_met(
     """
     with enabled_anew("heuristic"), pushed(only_fields(policy, ("compute",))):
         layers = problems_of_model(model, inputs, train)
-    infos = [(_C.problem_info(one.problem), one.count) for one in layers]
-    return {info["text"]: count for info, count in infos if is_tuned_alone(info)}
+    infos = [(layer, _C.problem_info(layer.problem)) for layer in layers]
+    return [replace(one, problem=info["text"]) for one, info in infos if is_tuned_alone(info)]

@@ -32,7 +32,7 @@ struct Selection {
 };
 
 // How tuning ranks. `time` is the longer of the device's and the host's, `gpu_time` the device's.
-enum class Prefer : uint8_t { time, gpu_time, memory };
+enum class Prefer : uint8_t { time, gpu_time, memory, energy };
 // Whether calls of cuDNN are recorded and repeated without it (core/plan.h).
 enum class ReplayMode : uint8_t { off, graphs, kernels };
 enum class OnUnsupported : uint8_t { error, warn, fallback };

@@ -23,8 +23,10 @@ constexpr EnumName<bool> kBooleans[] = {{true, "true"}, {true, "yes"}, {true, "o
                                         {false, "off"}, {false, "0"}};
 constexpr EnumName<ReplayMode> kReplayModes[] = {
     {ReplayMode::off, "off"}, {ReplayMode::graphs, "graphs"}, {ReplayMode::kernels, "kernels"}};
-constexpr EnumName<Prefer> kPrefer[] = {
-    {Prefer::time, "time"}, {Prefer::gpu_time, "gpu_time"}, {Prefer::memory, "memory"}};
+constexpr EnumName<Prefer> kPrefer[] = {{Prefer::time, "time"},
+                                        {Prefer::gpu_time, "gpu_time"},
+                                        {Prefer::memory, "memory"},
+                                        {Prefer::energy, "energy"}};
 constexpr EnumName<OnUnsupported> kOnUnsupported[] = {{OnUnsupported::error, "error"},
                                                       {OnUnsupported::warn, "warn"},
                                                       {OnUnsupported::fallback, "fallback"}};

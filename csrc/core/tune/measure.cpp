@@ -106,6 +106,7 @@ class Session {
           [&](const std::vector<Algorithm>& list) { return try_neighbours(list); });
     }
     rounds_.time_finalists();
+    if (measures_energy()) rounds_.measure_energy();
     rounds_.time_undecided();
     options_.announce_other_work();
     std::vector<Measurement> list = ranked();
@@ -125,6 +126,17 @@ class Session {
     if (!lock_.is_held()) return;
     runtime_of(device_).release_cached_memory(device_);
     lock_.release();
+  }
+
+  // Not of a backward that needs its own forward run: the two cannot be told apart.
+  bool measures_energy() const {
+    if (!options_.energy && policy_.policy.prefer != Prefer::energy) return false;
+    bool is_known = runtime_of(device_).energy_mj(device_).has_value();
+    TORCH_CHECK(is_known || !device_.is_cuda(), "energy: the driver of ", device_.text(),
+                " does not tell it, wanted one that does; prefer=energy and --energy ask for it");
+    const std::vector<Step>& steps = sequence_.steps();
+    return is_known &&
+           std::all_of(steps.begin(), steps.end(), [](const Step& step) { return step.timed; });
   }
 
   // PyTorch's own come first: the baseline is there however short the time is.

@@ -27,6 +27,7 @@ struct MeasureOptions {
   // compiling all of them may take most of the time.
   bool prunes = false;
   bool flush_cache = true;
+  bool energy = false;  // also measures the energy of the fastest; a policy may prefer it anyway
   // Throws if the problem's tensors do not fit. If false, all candidates have failed then.
   bool throws_out_of_memory = true;
   int min_samples = 11;

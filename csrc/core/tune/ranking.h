@@ -26,6 +26,11 @@ inline double percentile(std::vector<double> values, double q) {
   return values[low] + (values[high] - values[low]) * (position - static_cast<double>(low));
 }
 
+// Half of the interquartile range.
+inline double spread(const std::vector<double>& values) {
+  return (percentile(values, 0.75) - percentile(values, 0.25)) / 2;
+}
+
 // One timed run, in milliseconds.
 struct Sample {
   int round;  // 0: before the rounds
@@ -40,6 +45,7 @@ struct Contender {
   std::vector<std::shared_ptr<Plan>> plans;  // one per step
   std::vector<Sample> samples;
   double best = kInfinity, best_host = kInfinity;  // the shortest times of each
+  std::vector<double> energies;                    // of a call, in millijoules
   bool running = true;
 
   const Algorithm& algorithm() const { return measurement->algorithm; }
@@ -60,9 +66,12 @@ struct Contender {
   void write_statistics() const {
     std::vector<double> own = times(), of_host = host_times();
     measurement->median_ms = percentile(own, 0.5);
-    measurement->spread_ms = (percentile(own, 0.75) - percentile(own, 0.25)) / 2;
+    measurement->spread_ms = spread(own);
     if (!of_host.empty()) measurement->host_ms = percentile(of_host, 0.5);
     measurement->samples = static_cast<int64_t>(own.size());
+    if (energies.empty()) return;
+    measurement->energy_mj = percentile(energies, 0.5);
+    measurement->energy_spread_mj = spread(energies);
   }
 
  private:
@@ -169,6 +178,9 @@ class Ranking {
     std::vector<Contender*> order = best_first(contenders), others;
     const Contender* baseline = find_baseline(contenders);
     if (baseline == nullptr) return {order, {}, {}};
+    if (prefer_ == Prefer::energy && !baseline->energies.empty()) {
+      return {by_energy(order, *baseline), {}, {}};
+    }
     bool is_before = true;
     for (Contender* c : order) {
       if (c == baseline) {
@@ -189,6 +201,22 @@ class Ranking {
   }
 
  private:
+  // Sorts by energy. Before the baseline comes only what took less in every window; what has no
+  // energy comes last.
+  static std::vector<Contender*> by_energy(std::vector<Contender*> order,
+                                           const Contender& baseline) {
+    auto least = [](const Contender& c) { return percentile(c.energies, 0); };
+    auto key = [&](const Contender* c) {
+      bool is_known = !c->energies.empty();
+      bool wins = is_known && percentile(c->energies, 1) < least(baseline);
+      int place = wins ? 0 : c == &baseline ? 1 : is_known ? 2 : 3;
+      return std::pair(place, is_known ? percentile(c->energies, 0.5) : 0);
+    };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](const Contender* a, const Contender* b) { return key(a) < key(b); });
+    return order;
+  }
+
   struct Rank {
     Contender* contender;
     double upper_ms, host_ms, cost;  // upper_ms: the device's upper quartile

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/errors.h"
+#include "core/tune/energy.h"
 #include "core/tune/measure.h"
 #include "core/tune/problem_sequence.h"
 #include "core/tune/ranking.h"
@@ -53,6 +54,22 @@ class Rounds {
       order[i]->running = i < kFinalists || order[i]->algorithm().is_baseline();
     }
     if (!budget_.is_spent()) time(2 * options_.min_samples);
+  }
+
+  // Measures the energy of those that may still be the best.
+  void measure_energy() {
+    for (Contender& c : contenders_) {
+      if (!c.running) continue;
+      options_.announce(c.algorithm());
+      try {
+        c.energies =
+            energy_of_calls(sequence_.device, c.best, [&] { sequence_.run(c.plans, [] {}); });
+      } catch (const c10::Error& error) {
+        c.measurement->set_failed(error);
+      }
+    }
+    drop_failed();
+    options_.announce_other_work();
   }
 
   // Times for more rounds what may be faster than the baseline but is not known to be.
@@ -116,6 +133,25 @@ class Rounds {
         c.measurement->set_failed(error);
       }
     }
+    note_clocks();
+    drop_failed();
+  }
+
+  // A reading holds for what was timed in the round; the first one also for what was timed before.
+  // Reading takes a small share of the time, however long the driver takes.
+  void note_clocks() {
+    constexpr double kShare = 0.02;
+    if (reading_s_ > kShare * seconds_since(start_)) return;
+    auto start = SteadyClock::now();
+    std::optional<Clocks> now = runtime_.clocks(sequence_.device);
+    reading_s_ += seconds_since(start);
+    if (!now) return;
+    for (const Contender& c : contenders_) {
+      if (c.running || !c.measurement->clock_low_mhz) c.measurement->note_clocks(*now);
+    }
+  }
+
+  void drop_failed() {
     auto failed = [](const Contender& c) {
       return c.measurement->status == Measurement::Status::failed;
     };
@@ -160,6 +196,8 @@ class Rounds {
   const std::unique_ptr<Timer> timer_;
   std::vector<Contender> contenders_;
   int round_ = 0;
+  const SteadyClock::time_point start_ = SteadyClock::now();
+  double reading_s_ = 0;  // of clocks
 };
 
 }  // namespace torch_cudnn_ext

@@ -73,6 +73,16 @@ bool Measurement::exclude_if(std::string why) {
   return true;
 }
 
+void Measurement::note_clocks(const Clocks& clocks) {
+  clock_low_mhz = std::min(clock_low_mhz.value_or(clocks.sm_mhz), clocks.sm_mhz);
+  clock_high_mhz = std::max(clock_high_mhz.value_or(clocks.sm_mhz), clocks.sm_mhz);
+  for (const std::string& reason : clocks.slowdowns) {
+    if (std::find(throttled.begin(), throttled.end(), reason) == throttled.end()) {
+      throttled.push_back(reason);
+    }
+  }
+}
+
 std::optional<std::string> find_failure_of_all(const std::vector<Measurement>& measurements) {
   std::optional<std::string> failure;
   for (const Measurement& m : measurements) {

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/device.h"
 #include "core/plan.h"
 
 namespace torch_cudnn_ext {
@@ -43,7 +44,11 @@ struct Measurement {
   int64_t samples = 0;
   std::optional<int64_t> workspace_bytes;
   Notes notes;
-  std::optional<double> error;  // relative, against the float64 reference
+  std::optional<double> error;                           // relative, against the float64 reference
+  std::optional<int64_t> clock_low_mhz, clock_high_mhz;  // of the GPU while it was timed
+  std::vector<std::string> throttled;  // why the driver held the clocks down meanwhile
+  // Of a call: the median of some windows, and half of their interquartile range.
+  std::optional<double> energy_mj, energy_spread_mj;
   double build_ms = 0;
 
   void set_unsupported(const Unsupported& unsupported);
@@ -51,6 +56,7 @@ struct Measurement {
   void set_failed(std::string why);
   // Records an exclusion. False if there is no reason for one.
   bool exclude_if(std::string why);
+  void note_clocks(const Clocks& clocks);
 };
 // Why no algorithm ran to its end; nullopt if one did, or if none failed. Lack of memory comes
 // before the first other failure. Unsupported and excluded algorithms do not count as failures,
