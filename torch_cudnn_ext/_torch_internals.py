@@ -60,8 +60,9 @@ current_graph_task = torch._C._current_graph_task_id  # -1 if autograd does not 
 next_sequence_number = torch._C._autograd._get_sequence_nr  # of this thread's next autograd node
 profiler_is_on = torch._C._autograd._profiler_enabled
 jit_tracing_state = torch._C._get_tracing_state  # None if torch.jit.trace does not run
-set_jit_tracing_state = torch._C._set_tracing_state
-saved_tensors_hooks_work = torch._C._autograd._saved_tensors_hooks_is_enabled  # not in torch.func
+set_jit_tracing_state = torch._C._set_tracing_state  # type: ignore[attr-defined]
+# Whether hooks on saved tensors are allowed, which is not so inside of torch.func's transforms.
+saved_tensors_hooks_work: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 reduction_index: Callable[[Any], int] = reductions.get_enum  # of none, mean and sum
 legacy_reduction = reductions.legacy_get_string  # the name for size_average and reduce
