@@ -54,8 +54,9 @@ FAMILIES_OF_MODULES = {
 }
 EXIT_CODES = {
     0: "All was done.",
-    1: "Something failed while it ran, also in a network's own code. `compare` found something "
-    "slower or gone, or `verify` a known defect that counts as fixed.",
+    1: "Something failed while it ran, also in a network's own code. Or `compare` found something "
+    "slower or gone, `verify` a known defect that counts as fixed, or `store` nothing to show, bad "
+    "lines, differences or a drift.",
     2: "An argument or an environment variable is wrong.",
     INTERRUPTED: "Ctrl-C or SIGTERM. `profile`, `bench` and `tune` print first what was finished.",
 }
@@ -167,18 +168,18 @@ def settings() -> str:
         rows.append(setting_row(name, "No field of a policy.", of_knobs[name]))
     for name in filter(lambda one: one.endswith("_algo"), dir(knobs)):
         key = name.removesuffix("_algo")
-        wanted = "'autotune', 'heuristic', or an algorithm"
+        wanted = "'autotune', 'tuned', 'heuristic', or an algorithm"
         rows.append(setting_row(name, wanted, f"The selection `{key}` of a policy."))
     rows += [[code(name), "", meaning] for name, meaning in TOOL_VARIABLES.items()]
     return "\n".join(
         [
             "# Settings and environment variables",
             "",
-            "A setting has one name at every level: a field of a [policy](../policy.md), an "
-            "attribute of `torch_cudnn_ext.knobs`, and an environment variable, which stands "
-            "under it. Environment variables are read once, when the package is imported. The "
-            "last rows are the variable of local errata, and those of `tools` and of "
-            "the build.",
+            "A constraint has one name: as a field of a [policy](../policy.md), as an attribute of "
+            "`torch_cudnn_ext.knobs`, and as an environment variable, which stands under it. The "
+            "selection `conv_fwd` of a policy is the knob `conv_fwd_algo`. Environment variables "
+            "are read once, when the package is imported. The last rows are the variable of local "
+            "errata, and those of `tools` and of the build.",
             "",
             markdown_table(["setting and variable", "values", "meaning"], rows),
         ]
@@ -391,7 +392,7 @@ def exceptions() -> str:
         [
             "# Exit codes and exceptions",
             "",
-            "The command line prints one line on standard error unless its exit code is 0.",
+            "An error of the command line is one line on standard error.",
             "",
             markdown_table(["exit code", "meaning"], [[str(k), v] for k, v in EXIT_CODES.items()]),
             "",

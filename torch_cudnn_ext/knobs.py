@@ -10,7 +10,7 @@
 Knobs of the first two groups are ``None`` if they are not set:
 
 - ``conv_fwd_algo``, ``conv_bwd_data_algo``, ``conv_bwd_filter_algo``, and so on for every operator:
-  ``autotune``, ``heuristic``, or an algorithm in any of the spellings of `Policy`.
+  ``autotune``, ``tuned``, ``heuristic``, or an algorithm in any of the spellings of `Policy`.
 - ``max_workspace``, ``prefer``, ``replay``, ``deterministic``, ``allow_tf32``,
   ``allow_down_convert``, ``allow_reduced_range``, ``benchmark``, ``fastest``, ``on_unsupported``,
   ``on_miss``, ``backends``, ``compute``: as in `Policy`. ``torch.backends`` decides what is not
@@ -164,10 +164,10 @@ def flags(**values: Any) -> AbstractContextManager[None]:
     demand for determinism hold. ``isolate``, ``verbose``, ``reserve_workspace``,
     ``search_budget_s`` and those of the store are process-wide and cannot be set here.
 
-    A backward obeys the flags of its forward. It obeys a flag around ``backward()`` only if that
-    one is stricter. What a checkpoint recomputes there obeys all flags around ``backward()``.
-    Autograd's threads obey the flags of the forward and of the ``backward()`` in the same way. The
-    program's own threads start without flags.
+    A backward obeys the flags of its forward. Of flags around ``backward()`` only a smaller
+    ``max_workspace`` and ``deterministic`` have an effect. What a checkpoint recomputes there obeys
+    all flags around ``backward()``. Autograd's threads obey the flags of the forward and of the
+    ``backward()`` in the same way. The program's own threads start without flags.
 
     Blocks of one thread may end in any order. Closing a block on a thread that did not open it
     raises RuntimeError, and the block stays in force on the thread that opened it.

@@ -74,6 +74,10 @@ def test_convolutions_over_one_dimension() -> None:
 def test_tf32_off() -> None:
     assert rules(canonical(FLOAT), policy="allow_tf32=false") == ["tf32"]
     assert rules(canonical(FLOAT), policy="allow_tf32=true") == []
+    product = canonical("matmul_fwd x=f32[1,64,64]:nchw w=f32[1,64,64]:nchw")
+    conv, linear = hints(canonical(FLOAT), product, policy="allow_tf32=false")
+    assert "for conv:" in conv.text and "enable(" in conv.change
+    assert "for matmul:" in linear.text and "matmul_precision" in linear.change
     assert rules(canonical(HALF), policy="allow_tf32=false") == []
     softmax = "softmax_fwd x=f32[16,10,1]:nchw log=false"
     assert rules(canonical(softmax), policy="allow_tf32=false") == []

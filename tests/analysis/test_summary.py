@@ -65,6 +65,10 @@ def test_without_pytorchs_time_there_is_nothing_to_compare() -> None:
     unknown = layer(LINE, row("graph:eng4", 1.0), failed, names=("a",))
     said = of(unknown, known, title="net").sentence()
     assert "the layers of net (without 1 problem, timed on one side alone) 2.00x" in said
+    others = [dataclasses.replace(unknown, problem=f"softmax_fwd x=f32[{n},10,1]:nchw log=false")
+              for n in (16, 32)]  # fmt: skip
+    said = of(known, *others, title="net").sentence()
+    assert "1 of 3 problems of net (the others: timed on one side alone) 2.00x" in said
 
 
 def test_a_target_tells_what_it_accepts() -> None:

@@ -35,6 +35,7 @@ from torch_cudnn_ext.tuning.store_files import (
     segments,
 )
 from torch_cudnn_ext.tuning.store_rows import row_line
+from torch_cudnn_ext.tuning.store_upkeep import verify
 
 HERE = _C.device_fingerprint("cpu")
 CONV = _C.constraints_text(LINE, _C.policy_for(LINE, ""))
@@ -312,6 +313,17 @@ def test_a_row_that_cannot_be_written_is_one_line(
         for _ in range(2):
             tuning.tune(SOFTMAX, device="cpu", time_budget_s=0.05)
     assert len(told) == 1 and decided()[1] == "cached"
+
+
+def test_a_ranking_of_which_nothing_ran_is_not_written(store: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no algorithm can run under these constraints"):
+            ops.conv2d(
+                torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3),
+                policy="autotune;max_workspace=1KiB",
+            )  # fmt: skip
+        forget()
+    assert verify(store) == (0, [])
 
 
 def test_an_older_row_serves_if_the_newest_is_impossible(store: Path) -> None:

@@ -102,11 +102,13 @@ def _odd_channels(info: ProblemInfo, tf32: bool | None) -> Iterator[_Found]:
 
 
 def _tf32_off(info: ProblemInfo, tf32: bool | None) -> Iterator[_Found]:
-    if family_of(info).tensor_cores and info["dtype"] == "f32" and tf32 is False:
+    family = family_of(info)
+    if family.tensor_cores and info["dtype"] == "f32" and tf32 is False:
         yield _Found(
             "tf32",
-            "TF32, which has 10 bits of mantissa, is off: float32 does not run on tensor cores.",
-            'torch_cudnn_ext.enable("allow_tf32=true")',
+            f"TF32, which has 10 bits of mantissa, is off for {family.name}: float32 does not run "
+            "on tensor cores.",
+            family.tf32_by,
         )
 
 

@@ -170,6 +170,9 @@ def _what(profile: Profile, found: Sequence[Gain]) -> str:
     if profile.title and any(layer.names for layer in profile.layers):
         rest = len(counted_layers(profile)) - len(found)
         why = "not recorded" if profile.is_recorded else "timed on one side alone"
+        if rest > len(found):
+            some = f"{len(found)} of {plural(rest + len(found), 'problem')}"
+            return f"{some} of {profile.title} (the others: {why})"
         without = f" (without {plural(rest, 'problem')}, {why})" if rest else ""
         return f"the layers of {profile.title}{without}"
     if len(profile.layers) == 1:

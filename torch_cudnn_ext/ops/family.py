@@ -36,6 +36,7 @@ class Family:
         float32_parameters: Whether parameters stay in float32 if the data have a half type.
         tensor_cores: Whether its kernels multiply matrices, which GPUs do on tensor cores, of
             float32 as TF32.
+        tf32_by: The line of code that lets its layers use TF32.
         channels: The numbers of channels that they multiply, if a layer has such.
         gains: Whether `optimize` exchanges its layers; PyTorch's kernels of others are as fast.
         gains_over_compiler: Whether its layers may be faster than Inductor's code, even if they
@@ -57,6 +58,7 @@ class Family:
     has_rows: Callable[["ProblemInfo"], bool] = lambda problem: False
     float32_parameters: bool = False
     tensor_cores: bool = False
+    tf32_by: str = 'torch_cudnn_ext.enable("allow_tf32=true")'
     channels: Callable[["ProblemInfo"], tuple[int, ...]] = lambda problem: ()
     gains: bool = True
     gains_over_compiler: bool = False

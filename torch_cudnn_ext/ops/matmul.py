@@ -173,6 +173,7 @@ describe(
     Family(
         "matmul",
         tensor_cores=True,
+        tf32_by='torch.set_float32_matmul_precision("high")',
         replaced=in_place_of_methods(matmul) | dict.fromkeys(_PRODUCTS, matmul),
         keywords={"mat2": "other"},
         flops={"matmul": _flops},

@@ -41,6 +41,7 @@ from torch_cudnn_ext.tuning.store_rows import (
     Key,
     Row,
     head_of,
+    is_kept,
     key_of,
     latest_text,
     now_text,
@@ -331,8 +332,8 @@ def _keep(entry: TableEntry) -> None:
 
 
 def _write(row: Row, writer: SegmentWriter | None) -> None:
-    """Add a row to the user's store if there is one."""
-    if writer is None:
+    """Add a row to the user's store if there is one, and something ran."""
+    if writer is None or not any(map(is_kept, row.entry["measurements"])):
         return
     try:
         writer.append(row.entry["device"], row_line(row.entry, row.when, row.software))

@@ -180,7 +180,7 @@ def row_line(entry: TableEntry, when: str = "", software: str = "", whole: bool 
     It leaves out algorithms that are known to be unsupported or excluded without a run, unless it
     is to be ``whole``.
     """
-    kept = [row for row in entry["measurements"] if whole or _is_kept(row)]
+    kept = [row for row in entry["measurements"] if whole or is_kept(row)]
     about = entry["device"], entry["problem"], entry["constraints"]
     written = [
         {name: value for name, value in row.items() if value or name not in _LEFT_OUT}
@@ -317,7 +317,8 @@ def is_not_tried(row: Measurement) -> bool:
     return row["status"] in _NOT_RUN and row["reason"].startswith(_NOT_TRIED)
 
 
-def _is_kept(row: Measurement) -> bool:
+def is_kept(row: Measurement) -> bool:
+    """Whether a row of a store has the measurement."""
     return row["status"] not in _NOT_RUN or is_not_tried(row)
 
 

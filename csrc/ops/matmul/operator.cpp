@@ -15,7 +15,7 @@ class MatmulOperator : public OperatorOf<MatmulProblem> {
   OperatorDescription description() const override {
     return {"cudnnBackendExecute",
             "row-major, column-major; batches",
-            "no f64; f32 only as TF32; bias, activation, alpha and beta are fused",
+            "graph: no f64; f32 only as TF32; bias, activation, alpha and beta are fused",
             {"matmul_fwd x=f16[1,4096,1024]:nchw w=f16[1,1024,1024]:nchw"}};
   }
   std::vector<BatchSize> batch_sizes() const override { return {}; }
