@@ -181,7 +181,6 @@ LEGEND = (
     "graph:eng67/k2=1 is engine 67 with its engine knob 2 set to 1",
     "heuristic A #1 is the first choice of cuDNN's own heuristic A",
     "spread is half of the interquartile range",
-    "mJ is the energy that the GPU takes for a call",
     "workspace is memory in addition to the tensors",
     "% peak compares with the device's measured peaks",
     "determ. says whether results repeat bit by bit",
