@@ -48,7 +48,7 @@ class Profile(Command):
     energy: bool = option(
         False,
         "--energy",
-        "Also the energy of a call, of the fastest algorithms, on a GPU: 1.5 seconds each.",
+        "Also the energy of a call, of the fastest algorithms, on a GPU: over 1.5 seconds each.",
     )
     table: str | None = option(
         None, "--table", "Print the rankings of a file or a store; measure nothing."

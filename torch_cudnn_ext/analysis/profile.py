@@ -80,8 +80,8 @@ def profile(
         time_budget_s: Seconds for the problem.
         min_samples: The least number of timed runs of an algorithm that may be the fastest.
         knob_search: Also search the engine knobs of the best engines.
-        energy: Also measure the energy of a call, of up to seven of the fastest algorithms and of
-            PyTorch's own, on a GPU: 1.5 seconds each.
+        energy: Also measure the energy of a call, of the six fastest algorithms and PyTorch's own,
+            on a GPU: at least 1.5 seconds each.
         progress: Told of every algorithm; may raise to stop.
         isolate: Where candidates are measured. ``"always"``: in a separate process, so that a crash
             or a hang does not end this one. ``"never"``: in this process. ``"auto"``: in a separate
@@ -156,8 +156,8 @@ def profile_model(
         time_budget_s: Seconds a problem.
         min_samples: The least number of timed runs of an algorithm that may be the fastest.
         knob_search: Also search the engine knobs of the best engines.
-        energy: Also measure the energy of a call, of up to seven of the fastest algorithms and of
-            PyTorch's own, on a GPU: 1.5 seconds each.
+        energy: Also measure the energy of a call, of the six fastest algorithms and PyTorch's own,
+            on a GPU: at least 1.5 seconds each.
         progress: Told of every problem and algorithm; may raise to stop.
         isolate: As for `profile`.
 
