@@ -24,7 +24,7 @@ WORDS = [
     ("tune --inf", ["--inference"]),
     ("list --format ", ["table", "json", "csv", "markdown"]),
     ("profile --dtype f", ["f64", "f32", "f16"]),
-    ("profile --target ", [DEFAULT_TARGET]),
+    ("profile --target ", ["h100", DEFAULT_TARGET]),
     ("bench --problems resnet", ["resnet50"]),
     ("optimize --layout c", ["contiguous", "channels_last"]),
     ("tune --isolate a", ["auto", "always"]),

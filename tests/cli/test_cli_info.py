@@ -34,7 +34,7 @@ def test_info(capsys: Capture) -> None:
     assert len(short.splitlines()) <= 11 + 3 * torch.cuda.device_count()
     assert main(["info", "--all"]) == 0
     out = capsys.readouterr().out
-    for text in ("libcudnn.so.9", "graph", "legacy"):
+    for text in ("libcudnn.so.9", "graph", "legacy", "target:h100"):
         assert text in out
     if not torch.cuda.is_available():  # there several do it by default
         assert main(["info", "--all", "--jobs", "2"]) == 0

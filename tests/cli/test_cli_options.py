@@ -84,7 +84,7 @@ def test_a_policy_and_an_option_that_contradict(policy: str, option: str, capsys
         (["profile", PROBLEM, "--passes", "up"], "--passes: got 'up', wanted some of fwd,"),
         (["profile", PROBLEM, "--shard", "3/2"], "--shard: got '3/2', wanted i/n"),
         (["profile", PROBLEM, "--device", "tpu"], "--device: got 'tpu', wanted 'cpu'"),
-        (["profile", PROBLEM, "--target", "z80"], "--target: no target 'z80', wanted one of h2"),
+        (["profile", PROBLEM, "--target", "z80"], "--target: no target 'z80', wanted one of h1"),
         (["profile", PROBLEM, "--policy", "zork=1"], "--policy: "),
         (
             ["profile", PROBLEM, "--policy", "softmax=cpu:online"],

@@ -1,4 +1,4 @@
-"""What an H200 accepts, listed from its device properties alone."""
+"""What an H200 or H100 accepts, listed from its device properties alone."""
 
 from __future__ import annotations
 
@@ -98,6 +98,14 @@ def test_an_engine_that_would_keep_gigabytes_is_refused(dtype: str) -> None:
         rows = {row["algorithm"]: row for row in _C.candidates(line, TARGET, "allow_tf32")}
         kept = "for which the driver takes gigabytes" in rows["graph:eng80"]["reason"]
         assert kept == (channels // groups > 16), rows["graph:eng80"]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_h100_accepts_the_same_each_time(op: str) -> None:
+    line = PROBLEM.format(op=op)
+    first, again = (_C.candidates(line, "target:h100", EVERYTHING) for _ in range(2))
+    assert first == again
+    assert sum(row["status"] == "ok" for row in first) >= DEFAULT_PLANS[op]
 
 
 def test_a_target_refuses_to_measure_and_to_run() -> None:

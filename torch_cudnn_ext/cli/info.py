@@ -59,7 +59,8 @@ def info_command(context: typer.Context, given: Info) -> None:
         typer.echo(f"{'libcudnn':15} {path}")
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     files = Path(__file__).parents[1].glob("devices/*.json")
-    devices += [f"target:{file.stem}" for file in sorted(files)]
+    targets = [file.stem for file in sorted(files)] if given.show_all else [DEFAULT_TARGET]
+    devices += [f"target:{name}" for name in targets]
     for device in devices:
         typer.echo(f"{'device':15} {device}: {_C.device_fingerprint(device)}")
     for device in devices:
