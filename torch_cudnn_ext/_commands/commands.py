@@ -300,10 +300,10 @@ class Optimize(Command):
     )
     max_error: Annotated[
         float | None,
-        typer.Option(
+        amount(
             "--max-error",
-            help="An error if the results are worse than this, against float64, relative to the "
-            "largest.",
+            0,
+            "An error if results are worse than this, against float64, relative to the largest.",
         ),
     ] = None
     peak_memory: str | None = option(

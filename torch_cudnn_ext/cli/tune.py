@@ -170,7 +170,7 @@ def _footer(place_kept: str, asked: int, known: int, kept: int, lost: int) -> st
     if lost:
         text += f"; {plural(lost, 'ranking')} could not be written"
     if kept + lost < asked:
-        text += "; the next call measures the others, which were too noisy or not reached"
+        text += "; the next call measures the others, which were too noisy, excluded or not reached"
     return f"{text}."
 
 
