@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import needs_cuda
 from selector_helpers import conv_problem
 from selector_helpers import measure_conv as measure_all
 from torch import Tensor
@@ -170,3 +171,19 @@ def _nvml(fake_backend: Any, **environment: str) -> Any:
         command, env=os.environ | environment, capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout)
+
+
+@needs_cuda
+def test_a_gpu_tells_clocks_and_energy() -> None:
+    state = _C.device_state("cuda")
+    if state["sm_clock_mhz"] is None or state["energy_mj"] is None:
+        pytest.skip("this driver tells no clock or no energy")
+    assert 100 < state["sm_clock_mhz"] < 5000 and (state["power_limit_w"] or 0) > 10
+    line = "conv_fwd x=f32[32,64,56,56]:nchw w=f32[64,64,3,3]:nchw pad=1"
+    rows = _C.measure(line, "cuda", "backends=aten,legacy;prefer=energy", record=False)
+    known = [row for row in rows if row["energy_mj"] is not None]
+    assert any(row["algorithm"] == "aten:default" for row in known)
+    for row in known:
+        power_w = row["energy_mj"] / row["median_ms"]  # type: ignore[operator]
+        assert 20 < power_w < 2000, "the GPU's own, over calls one after the other"
+        assert 100 < (row["clock_low_mhz"] or 0) <= (row["clock_high_mhz"] or 0)
