@@ -178,8 +178,8 @@ def settings() -> str:
             "A constraint has one name: as a field of a [policy](../policy.md), as an attribute of "
             "`torch_cudnn_ext.knobs`, and as an environment variable, which stands under it. The "
             "selection `conv_fwd` of a policy is the knob `conv_fwd_algo`. Environment variables "
-            "are read once, when the package is imported. The last rows are the variable of local "
-            "errata, and those of `tools` and of the build.",
+            "are read once, when the package is imported. The last rows are other variables: "
+            "that of local errata, and those of `tools` and of the build.",
             "",
             markdown_table(["setting and variable", "values", "meaning"], rows),
         ]

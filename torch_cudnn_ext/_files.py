@@ -117,8 +117,8 @@ def append_once(path: Path, lines: bytes) -> bool:
 
     They begin on a new line if the last one was cut off. OSError if the file cannot be written.
     """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    with naming(path), _opened(path, flags) as file:
+    with naming(path), path.open("a+b", buffering=0) as opened_file:
+        file = opened_file.fileno()
         size = os.fstat(file).st_size
         if lines and size and os.pread(file, 1, size - 1) != b"\n":
             lines = b"\n" + lines
@@ -130,15 +130,6 @@ def append_once(path: Path, lines: bytes) -> bool:
         except FileNotFoundError:
             return False
         return (there.st_ino, there.st_dev) == (opened.st_ino, opened.st_dev)
-
-
-@contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    file = os.open(path, flags, 0o666)
-    try:
-        yield file
-    finally:
-        os.close(file)
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:

@@ -49,7 +49,8 @@ def find_cuda_headers(cuda: str, file: str) -> Path | None:
 
     Torch depends on most of CUDA's wheels, but not on all whose headers the others include.
     """
-    wheels = f"nvidia/cu{cuda.split('.')[0]}" if int(cuda.split(".")[0]) >= 13 else "nvidia/cuda_*"
+    major = int(cuda.split(".")[0])
+    wheels = f"nvidia/cu{major}" if major >= 13 else "nvidia/cuda_*"
     if found := find_in_wheels(f"{wheels}/include/{file}"):
         return Path(str(found).removesuffix(f"/{file}"))
     toolkit = CUDA_TOOLKIT / "include"

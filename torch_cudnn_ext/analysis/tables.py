@@ -122,12 +122,6 @@ def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
-def energy_text(record: Mapping[str, Any]) -> str:
-    """The energy of a call in millijoules with its spread; empty if it was not measured."""
-    energy, spread = record["energy_mj"], record["energy_spread_mj"]
-    return "" if energy is None else f"{milliseconds(energy)} ± {spread or 0.0:.2g}"
-
-
 def version_text(version: int) -> str:
     """The text of a version's number: ``9.19``, ``9.28.1``."""
     patch = f".{version % 100}" if version % 100 else ""
@@ -137,6 +131,11 @@ def version_text(version: int) -> str:
 def _spread(record: Record) -> str:
     known = record["spread_ms"] is not None and record["samples"] > 1
     return f"± {record['spread_ms']:.2g}" if known else ""
+
+
+def _energy(record: Record) -> str:
+    energy, spread = record["energy_mj"], record["energy_spread_mj"]
+    return "" if energy is None else f"{milliseconds(energy)} ± {spread or 0.0:.2g}"
 
 
 def _status(record: Record) -> str:
@@ -163,7 +162,7 @@ _RANKED_BY = (
 )
 ALGORITHM = Column("algorithm", lambda record: str(record["algorithm"]), whole=True)
 _HOST = _number("host us", "host_ms", lambda ms: f"{ms * 1e3:.1f}")
-_ENERGY = Column("mJ", lambda record: energy_text(record), right=True)
+_ENERGY = Column("mJ", _energy, right=True)
 _PEAK = _number("% peak", "percent_of_peak", "{:.1f}".format)
 _WORKSPACE = Column("workspace", lambda record: bytes_text(record["workspace_bytes"]), right=True)
 _YES_NO = {True: "yes", False: "no", None: "?"}

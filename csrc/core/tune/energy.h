@@ -22,15 +22,17 @@ inline std::vector<double> energy_of_calls(const Device& device, double ms,
   const auto batch = std::max<int64_t>(1, std::llround(kBatchMs / ms));
   std::vector<double> found;
   std::optional<double> last = runtime.energy_mj(device);
+  if (!last) return {};
   std::optional<double> begin;  // of the window. It lies, like its end, on a step of the counter
   int64_t calls = 0;            // since the begin
   int64_t unchanged = 0;        // calls since the last step
-  while (last && found.size() < kWindows) {
+  while (found.size() < kWindows) {
     for (int64_t i = 0; i < batch; ++i) call();
     runtime.synchronize(device, "a measurement of energy");
     calls += batch;
     unchanged += batch;
     std::optional<double> now = runtime.energy_mj(device);
+    if (!now) return {};
     if (now == last) {
       if (static_cast<double>(unchanged) * ms > kLongestStepMs) return {};
       continue;
@@ -38,13 +40,13 @@ inline std::vector<double> energy_of_calls(const Device& device, double ms,
     last = now;
     unchanged = 0;
     bool is_whole = begin && static_cast<double>(calls) * ms >= kWindowMs;
-    if (is_whole && now) found.push_back((*now - *begin) / static_cast<double>(calls));
+    if (is_whole) found.push_back((*now - *begin) / static_cast<double>(calls));
     if (is_whole || !begin) {
       begin = now;
       calls = 0;
     }
   }
-  return last ? found : std::vector<double>{};
+  return found;
 }
 
 }  // namespace torch_cudnn_ext

@@ -86,6 +86,7 @@ class Session {
   std::vector<Measurement> run() {
     constexpr double kShareOfBuilding = 0.5;  // of the time: what is built has to be run too
     constexpr double kShareOfBuildingMore = 0.7;
+    const bool with_energy = measures_energy();
     std::vector<Candidate> put_off;
     std::vector<Contender> built =
         build_all(collect(), kShareOfBuilding, options_.prunes ? &put_off : nullptr);
@@ -106,7 +107,7 @@ class Session {
           [&](const std::vector<Algorithm>& list) { return try_neighbours(list); });
     }
     rounds_.time_finalists();
-    if (measures_energy()) rounds_.measure_energy();
+    if (with_energy) rounds_.measure_energy();
     rounds_.time_undecided();
     options_.announce_other_work();
     std::vector<Measurement> list = ranked();
