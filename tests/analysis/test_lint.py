@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from profile_helpers import layer, row
 
-from torch_cudnn_ext import _C
+from torch_cudnn_ext import _C, tuning
 from torch_cudnn_ext.analysis import Explanation, LayerCall
-from torch_cudnn_ext.analysis.lint import Hint, hints_table
+from torch_cudnn_ext.analysis.lint import Hint, hints_table, static_hints
+from torch_cudnn_ext.analysis.profile import _changed_ms
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 from torch_cudnn_ext.analysis.settings import make_settings
 from torch_cudnn_ext.analysis.summary import profile_tables
@@ -53,15 +54,65 @@ def test_half_types_in_nchw(line: str, holds: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "outputs", "told"),
-    [(63, 64, ["63"]), (64, 63, ["63"]), (63, 65, ["63", "65"]), (3, 64, []), (64, 64, [])],
+    ("channels", "outputs", "told", "wanted"),
+    [
+        (63, 64, "63", "64"),
+        (64, 63, "63", "64"),
+        (63, 65, "63 and 65", "64 and 72"),
+        (3, 64, "", ""),
+        (64, 64, "", ""),
+    ],
 )
-def test_channels_that_are_no_multiple_of_8(channels: int, outputs: int, told: list[str]) -> None:
+def test_channels_that_are_no_multiple_of_8(
+    channels: int, outputs: int, told: str, wanted: str
+) -> None:
     line = f"conv_fwd x=f16[8,{channels},14,14]:nhwc w=f16[{outputs},{channels},3,3]:nhwc pad=1"
     found = hints(canonical(line))
-    assert [hint.text.split()[0] for hint in found] == told
-    assert not told or found[0].change.startswith("use 64 channels")
+    assert [hint.text.partition(" channels")[0] for hint in found] == [told] * bool(told)
+    assert not told or found[0].change.startswith(f"use {wanted} channels")
     assert rules(canonical(line.replace("f16", "f32"))) == []
+
+
+def test_what_a_change_saves_is_estimated_where_it_was_tried() -> None:
+    nchw = HALF.replace("nhwc", "nchw")
+    (hint,) = hints(canonical(nchw, count=3, changed_ms={"layout": 0.75}))
+    assert (hint.rule, hint.gain_ms, hint.is_measured) == ("layout", 0.75, False)
+    tried = canonical(nchw, changed_ms={"layout": 0.75})
+    slower = canonical(nchw.replace("14,14", "28,28"), changed_ms={"layout": 1.5})
+    assert rules(tried, slower) == [], "it is for the whole network"
+    assert rules(canonical(HALF, changed_ms={"layout": 0.5})) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        (HALF.replace("nhwc", "nchw"), {"layout": HALF}),
+        (HALF.replace("64", "63"), {"channels": HALF}),
+        (
+            HALF.replace("64", "63").replace("nhwc", "nchw"),
+            {"layout": HALF.replace("64", "63"), "channels": HALF.replace("nhwc", "nchw")},
+        ),
+        (HALF.replace("w=f16[64,64", "w=f16[126,63").replace("64", "126") + " groups=2", {}),
+        (FLOAT, {"tf32": FLOAT}),
+        (f"{FLOAT.replace('64', '63')} compute=f32", {"tf32": FLOAT.replace("64", "63")}),
+    ],
+)
+def test_the_problem_of_a_change(line: str, changes: dict[str, str]) -> None:
+    found = {
+        one.rule: one.changed
+        for one in static_hints(_C.canonical_problem(line), "allow_tf32=false")
+        if one.changed
+    }
+    assert found == {rule: _C.canonical_problem(text) for rule, text in changes.items()}
+
+
+def test_a_change_is_tried_without_tuning() -> None:
+    """On the CPU, where no rule of these holds, the trial itself works alike."""
+    settings = dataclasses.replace(make_settings("cpu", time_budget_s=1), policy="allow_tf32=false")
+    line = _C.canonical_problem(FLOAT.replace("[8,", "[1,"))
+    (ms,) = _changed_ms(line, settings).values()
+    assert 0 < ms < 1000
+    assert tuning.entries() == []
 
 
 def test_convolutions_over_one_dimension() -> None:

@@ -1,5 +1,6 @@
 """Problem lines: the layers that have them, their passes, files of them, and smaller proxies."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ PROBLEM_FOLDER = Path(__file__).parent / "problem_files"
 PROXY_BATCH = 1  # the batch size of a proxy, which the CPU measures for a target
 
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,]+)\](?P<layout>:.*)?")
+_CHANNELS = {"x": (1,), "w": (0, 1)}  # where a convolution has its channels
 _MOST_CALLS = 10**9  # the largest count of one problem
 
 
@@ -81,8 +83,9 @@ def rewrite(
     dtype: str | None = None,
     batch: int | None = None,
     channels_last: bool = False,
+    channel_multiple: int = 1,
 ) -> str:
-    """Change a problem line: another pass, dtype, batch size or layout.
+    """Change a problem line: another pass, dtype, batch size, layout or number of channels.
 
     Args:
         problem: A problem line.
@@ -94,6 +97,8 @@ def rewrite(
         channels_last: Make images and their filters channels-last (``nhwc``). Matrices, rows and
             sequences have no such layout, and PyTorch makes the tensors of a convolution over one
             dimension of space contiguous.
+        channel_multiple: Of a convolution of one group, round input and output channels up to a
+            multiple of this.
 
     Returns:
         The canonical line.
@@ -115,6 +120,8 @@ def rewrite(
         sizes = match["sizes"].split(",")
         if key in batch_sizes:
             sizes[batch_sizes[key]] = str(batch)
+        for place in _CHANNELS.get(key, ()) if channel_multiple > 1 else ():
+            sizes[place] = str(math.ceil(int(sizes[place]) / channel_multiple) * channel_multiple)
         layout = ":nhwc" if key in images else match["layout"] or ""
         is_data = dtype is not None and match["dtype"] == info["dtype"]
         fields[key] = f"{dtype if is_data else match['dtype']}[{','.join(sizes)}]{layout}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch_cudnn_ext import _C
-from torch_cudnn_ext._workload.problems import is_inference
+from torch_cudnn_ext._workload.problems import is_inference, rewrite
 from torch_cudnn_ext.analysis.tables import (
     Column,
     Table,
@@ -67,12 +67,15 @@ class _Found:
     gain_ms: float | None = None
     is_measured: bool = False
     workspace_bytes: int = 0  # what the change needs
+    # The problem and its policy with the change made; empty if not known.
+    changed: str = ""
+    changed_policy: str = ""
 
 
 # Rules that a problem line alone tells, for a GPU.
 
 
-def _half_in_nchw(info: ProblemInfo, tf32: bool | None) -> Iterator[_Found]:
+def _half_in_nchw(info: ProblemInfo, policy: str) -> Iterator[_Found]:
     family = family_of(info)
     if not family.tensor_cores or "x" not in family.images(info) or info["dtype"] not in _HALF:
         return
@@ -83,36 +86,51 @@ def _half_in_nchw(info: ProblemInfo, tf32: bool | None) -> Iterator[_Found]:
             "layout",
             "Convolutions of half types lie in NCHW, for which tensor cores need copies.",
             "model = model.to(memory_format=torch.channels_last)",
+            changed=rewrite(info["text"], channels_last=True),
+            changed_policy=policy,
         )
 
 
-def _odd_channels(info: ProblemInfo, tf32: bool | None) -> Iterator[_Found]:
+def _odd_channels(info: ProblemInfo, policy: str) -> Iterator[_Found]:
     if info["dtype"] not in _HALF:
         return
     # Few channels, such as those of an image, are padded by cuDNN.
     counts = {c for c in family_of(info).channels(info) if c > _MULTIPLE and c % _MULTIPLE}
-    for count in sorted(counts):
-        wanted = math.ceil(count / _MULTIPLE) * _MULTIPLE
+    if counts:
+        wanted = {math.ceil(count / _MULTIPLE) * _MULTIPLE for count in counts}
+        text = info["text"]
+        is_plain = "groups=1" in text.split() and ":s(" not in text
         yield _Found(
             "channels",
-            f"{count} channels of a half type are no multiple of {_MULTIPLE}, which excludes "
-            "or slows down tensor cores.",
-            f"use {wanted} channels, the additional ones zero",
+            f"{_numbers(counts)} channels of a half type are no multiple of {_MULTIPLE}, which "
+            "excludes or slows down tensor cores.",
+            f"use {_numbers(wanted)} channels, the additional ones zero",
+            changed=rewrite(text, channel_multiple=_MULTIPLE) if is_plain else "",
+            changed_policy=policy,
         )
 
 
-def _tf32_off(info: ProblemInfo, tf32: bool | None) -> Iterator[_Found]:
+def _numbers(numbers: Iterable[int]) -> str:
+    return " and ".join(map(str, sorted(numbers)))
+
+
+def _tf32_off(info: ProblemInfo, policy: str) -> Iterator[_Found]:
     family = family_of(info)
-    if family.tensor_cores and info["dtype"] == "f32" and tf32 is False:
-        yield _Found(
-            "tf32",
-            f"TF32, which has 10 bits of mantissa, is off for {family.name}: float32 does not run "
-            "on tensor cores.",
-            family.tf32_by,
-        )
+    if not family.tensor_cores or info["dtype"] != "f32":
+        return
+    if _C.policy_fields(policy, info["family"]).get("allow_tf32") in (None, True):
+        return
+    yield _Found(
+        "tf32",
+        f"TF32, which has 10 bits of mantissa, is off for {family.name}: float32 does not run "
+        "on tensor cores.",
+        family.tf32_by,
+        changed=info["text"],
+        changed_policy=_C.merged_policy("allow_tf32", policy, info["family"]),
+    )
 
 
-_STATIC: tuple[Callable[[ProblemInfo, bool | None], Iterator[_Found]], ...] = (
+_STATIC: tuple[Callable[[ProblemInfo, str], Iterator[_Found]], ...] = (
     _half_in_nchw,
     _odd_channels,
     _tf32_off,
@@ -122,9 +140,9 @@ _STATIC: tuple[Callable[[ProblemInfo, bool | None], Iterator[_Found]], ...] = (
 def static_hints(problem: str, policy: str) -> Iterator[_Found]:
     """What a problem line and a policy tell, for a GPU."""
     info = _C.problem_info(problem)
-    tf32 = _C.policy_fields(_C.policy_for(problem, policy), info["family"]).get("allow_tf32")
+    resolved = _C.policy_for(problem, policy)
     for rule in _STATIC:
-        yield from rule(info, None if tf32 is None else bool(tf32))
+        yield from rule(info, resolved)
 
 
 # Rules that need measurements.
@@ -221,6 +239,14 @@ def _unfused(layer: LayerProfile, cap: int | None) -> Iterator[_Found]:
         )
 
 
+def _with_gain(found: _Found, layer: LayerProfile, cap: int | None) -> _Found:
+    """With what the change saves, if the changed problem was timed."""
+    best, changed_ms = layer.best(cap), layer.changed_ms.get(found.rule)
+    if best is None or best["median_ms"] is None or changed_ms is None:
+        return found
+    return replace(found, gain_ms=best["median_ms"] - changed_ms)
+
+
 def _infers(layers: Iterable[LayerProfile]) -> bool:
     """Whether these are forwards in evaluation mode, with convolutions."""
     ops = {layer.op for layer in layers}
@@ -239,7 +265,7 @@ def profile_hints(profile: Profile) -> list[Hint]:
         is_listed, is_gpu = layer.listed_for is not None, not layer.device.startswith("cpu")
         hints: list[_Found] = []
         if is_gpu or is_listed:
-            hints += static_hints(layer.problem, policy)
+            hints += [_with_gain(one, layer, cap) for one in static_hints(layer.problem, policy)]
         for rule in _MEASURED if not is_listed else ():
             hints += rule(layer, cap)
         if infers and is_gpu:
@@ -268,6 +294,8 @@ def _joined(found: Iterable[tuple[str, int, _Found]]) -> list[Hint]:
         widest = max((one for _, _, one in group), key=lambda one: one.workspace_bytes)
         names = tuple(dict.fromkeys(name for name, _, _ in group))
         gain = sum(gains) if gains else None
+        if gain is not None and gain <= 0:  # the change was tried, and is no faster
+            continue
         hints.append(Hint(widest.rule, widest.text, names, gain, widest.is_measured, widest.change))
     return sorted(hints, key=lambda hint: -(hint.gain_ms or 0.0))
 

@@ -34,6 +34,7 @@ from torch_cudnn_ext._workload.problems import (
     merge,
     with_proxies,
 )
+from torch_cudnn_ext.analysis.lint import static_hints
 from torch_cudnn_ext.analysis.results import LayerProfile, Profile
 from torch_cudnn_ext.analysis.roofline import Peaks, measured_peaks
 from torch_cudnn_ext.analysis.settings import MEASURED_CONSTRAINTS, Settings, make_settings
@@ -316,7 +317,32 @@ def _profiled(
         **(_listed(layer, settings) if settings.target is not None else {}),
     )
     profile.current, profile.current_error = _current(profile, settings)
+    if settings.target is None and not settings.device.startswith("cpu") and not isolated:
+        profile.changed_ms = _changed_ms(problem, settings)
     return profile
+
+
+def _changed_ms(problem: str, settings: Settings) -> dict[str, float]:
+    """For each hint that a problem line gives: the time with its change made, without tuning."""
+    found = {}
+    for hint in static_hints(problem, settings.measured_policy):
+        line, policy = hint.changed, hint.changed_policy
+        chosen, _ = _decided(line, settings.device, f"heuristic;{policy}") if line else (None, "")
+        if chosen is None:
+            continue
+        rows = _C.measure(
+            line,
+            settings.device,
+            policy,
+            algorithms=list(dict.fromkeys((chosen, BASELINE))),
+            time_budget_s=settings.time_budget_s,
+            min_samples=settings.min_samples,
+            record=False,
+        )
+        times = [row["median_ms"] for row in rows if row["status"] == "ok"]
+        if known := [ms for ms in times if ms is not None]:
+            found[hint.rule] = min(known)
+    return found
 
 
 def _recorded_row(problem: str, settings: Settings) -> Row | None:

@@ -54,6 +54,8 @@ class LayerProfile:
     current: str | None = None  # the algorithm that the policy would run now
     heuristic: str | None = None  # the algorithm that would run without any measuring
     current_error: str = ""  # why the policy would run none
+    # By rule of lint: the time with its change made, of what would run without tuning.
+    changed_ms: dict[str, float] = field(default_factory=dict)
     recorded: str = ""  # the day when the rows were measured, if they are from a tuning store
     # What another device accepts, listed without measuring.
     listed_for: str | None = None

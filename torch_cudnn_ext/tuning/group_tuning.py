@@ -138,7 +138,7 @@ class _Tuning:
         owners = self._owners()
         measured = [line for line in self._problems if line not in owners]
         split = split_by_time(measured, [*self._plans], self._device)
-        part = [line for line in measured if split[line] == self._ranks.index]
+        part = [line for line in split if split[line] == self._ranks.index]
         owned = [*part, *(p for p, owner in owners.items() if owner == self._ranks.index)]
         tasks = [replace(self._model, problem=line) for line in part]
         lock = self._lock_file()
@@ -263,10 +263,11 @@ class _Tuning:
 
 
 def split_by_time(problems: Iterable[str], ranks: Sequence[int], device: str) -> dict[str, int]:
-    """The rank that measures each problem, the same for any order of the problems.
+    """The rank that measures each problem, in the order in which to measure.
 
-    The longest come first, and each goes to the rank that has the least to do. An operator's
-    problems are split evenly, since operators differ in the number of their algorithms.
+    The longest come first, so that no rank works on one at the end while the others wait. Each goes
+    to the rank that has the least to do of its operator, since operators differ in the number of
+    their algorithms. The order of the problems does not matter.
 
     Args:
         problems: Canonical lines.
@@ -284,7 +285,7 @@ def split_by_time(problems: Iterable[str], ranks: Sequence[int], device: str) ->
         place = op, split[line]
         of_operator[place] = of_operator.get(place, 0.0) + cost[line]
         in_all[split[line]] += cost[line]
-    return split
+    return {line: split[line] for line in sorted(split, key=lambda line: (-cost[line], line))}
 
 
 def _expected_s(flops: float, bytes: float, device: str) -> float:
