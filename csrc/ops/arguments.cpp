@@ -27,12 +27,15 @@ void align(Bindings& bindings, std::initializer_list<Role> roles) {
 }
 
 bool is_plain_call(std::initializer_list<const Tensor*> tensors) {
+  return !c10::GradMode::is_enabled() && are_plain_arguments(tensors);
+}
+
+bool are_plain_arguments(std::initializer_list<const Tensor*> tensors) {
   using c10::DispatchKey;
   using c10::DispatchKeySet;
   constexpr DispatchKeySet plain = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                    c10::autocast_dispatch_keyset |
                                    DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA});
-  if (c10::GradMode::is_enabled()) return false;
   if (has_keys_beyond(thread_keys().included_, kKeysOfEveryThread)) return false;
   for (const Tensor* t : tensors) {
     if (!t->defined()) continue;

@@ -59,6 +59,8 @@ void align(Bindings& bindings, std::initializer_list<Role> roles);
 // nothing, no tensor has a tangent, and nobody traces, transforms, casts or observes. Undefined
 // tensors do not count.
 bool is_plain_call(std::initializer_list<const Tensor*> tensors);
+// The same, whether or not gradients may be recorded.
+bool are_plain_arguments(std::initializer_list<const Tensor*> tensors);
 
 // Calls an operator's kernel, without the dispatcher if that makes no difference.
 template <class Kernel, class Op, class... Args>

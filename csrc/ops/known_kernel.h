@@ -57,11 +57,16 @@ class CallKey {
     is_complete_ = is_complete_ && is_plain;
     if (!is_plain) return;
     tensors_.push_back(&t);
+    c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
+    bool in_order = true;  // the strides follow from the sizes
+    int64_t numel = 1;
+    for (size_t i = sizes.size(); i-- > 0; numel *= sizes[i]) in_order &= strides[i] == numel;
     auto device = static_cast<int64_t>(t.device().type()) << 16 | (t.device().index() & 0xFF);
     push(device << 32 | static_cast<int64_t>(t.scalar_type()) << 24 | t.dim() << 16 |
-         alignment_of({&t}));
-    for (int64_t size : t.sizes()) push(size);
-    for (int64_t stride : t.strides()) push(stride);
+         int64_t{in_order} << 8 | alignment_of({&t}));
+    for (int64_t size : sizes) push(size);
+    if (in_order) return;
+    for (int64_t stride : strides) push(stride);
   }
   void add(const OptionalTensor& t) { add(or_undefined(t)); }
   void add(at::TensorList list) {
@@ -162,6 +167,10 @@ Result call_known(Result (*kernel)(const Args&), PlainKernel<Result, Args> plain
   if (watch.learn(*learnt, key.tensors(), as_list(result))) {
     bool may_be_plain = plain != nullptr && note_forms(*learnt, result);
     learnt->leads_to_default = learnt->leads_to_default && may_be_plain;
+    auto results = as_list(result);
+    bool records = std::any_of(results.begin(), results.end(),
+                               [](const Tensor& t) { return t.defined() && t.requires_grad(); });
+    learnt->leads_to_plan = learnt->leads_to_plan && !records;  // a plan records no gradients
     remember_known_call(std::move(learnt));
   }
   return result;

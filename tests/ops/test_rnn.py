@@ -6,6 +6,7 @@ import math
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
 
+import torch_cudnn_ext as tce
 from torch_cudnn_ext import _C, knobs, ops
 from torch_cudnn_ext import nn as ours
 from torch_cudnn_ext._workload.network import network_layers
@@ -490,6 +492,56 @@ def test_backward_twice(device: str) -> None:
     y = mine(x)[0].square().sum()
     first = torch.autograd.grad(y, x, retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(y, x), first)
+
+
+def _runs_ours(y: Tensor) -> bool:
+    """Whether a gradient passes a node of ours."""
+    seen, left = set(), [y.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [before for before, _ in node.next_functions]
+    return any(node.name().startswith("TorchCudnnExt") for node in seen)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pytorchs_own_network_on_a_cpu_records_its_own_gradient(kind: str) -> None:
+    """From the second call on, so that its backward need not run the forward again."""
+    mine, theirs = _pair(kind, 5, 4, num_layers=2, bidirectional=True)
+    x = torch.randn(6, 3, 5, dtype=torch.float64)
+    expected = torch.autograd.grad(theirs(x)[0].square().sum(), list(theirs.parameters()))
+    for name, net in (("ours", mine), ("enabled", theirs)):
+        with tce.enabled() if name == "enabled" else nullcontext():
+            for call in range(3):
+                y = net(x)[0]
+                assert call == 0 or not _runs_ours(y), (name, call)
+                last = tce.last_decision("rnn_fwd")
+                assert last is not None and last.algorithm == "aten:default"
+                gradients = torch.autograd.grad(y.square().sum(), list(net.parameters()))
+                torch.testing.assert_close(gradients, expected)
+            with torch.no_grad():
+                net(x)  # another problem
+            assert not _runs_ours(net(x)[0])
+    with knobs.flags(rnn_algo="cpu:fused"):
+        assert _runs_ours(mine(x)[0]) and _runs_ours(mine(x)[0])
+
+
+def test_who_watches_a_recurrent_network_on_a_cpu_sees_the_same_in_each_call() -> None:
+    mine, _ = _pair("lstm", 5, 4)
+    x = torch.randn(6, 3, 5, dtype=torch.float64, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        y: Tensor = mine(x)[0]
+        return y
+
+    (expected,) = torch.autograd.grad(step(x).square().sum(), x)
+    for _ in range(2):  # the forward of the first, and every one that is run again, sees hooks
+        y = checkpoint(step, x, use_reentrant=False)
+        torch.testing.assert_close(torch.autograd.grad(y.square().sum(), x)[0], expected)
+    for _ in range(2):
+        explained = tce.explain(mine, x, train=True, measure=False)
+        assert [call.op for call in explained.calls] == ["rnn_fwd", "rnn_bwd"]
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])

@@ -63,6 +63,8 @@ void record_call(const RecordedCall& call) {
   recording->calls.push_back(call);
 }
 
+bool is_recording() { return Recording::here() != nullptr; }
+
 DryRun::DryRun() : outer_(std::exchange(dry_run, this)) {}
 DryRun::~DryRun() { dry_run = outer_; }
 

@@ -23,6 +23,7 @@ void set_recording(bool on);
 // The calls recorded so far, in order, from an index on.
 std::vector<RecordedCall> recorded_calls(size_t begin);
 void record_call(const RecordedCall& call);  // does nothing without a recording
+bool is_recording();
 
 // While a model is traced on this thread, and on autograd's threads for it, nothing is tuned.
 void set_model_tracing(bool on);  // tracings nest

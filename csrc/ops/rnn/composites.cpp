@@ -8,9 +8,12 @@
 #include <algorithm>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
+#include "core/select/recording.h"
 #include "ops/known_kernel.h"
 #include "ops/rnn/rnn.h"
+#include "torch/internals.h"
 #include "torch/overrides.h"
 
 namespace torch_cudnn_ext::rnn {
@@ -120,10 +123,16 @@ Outputs<cell> run_dense(const DenseArgs<cell>& args) {
                            args.network, args.batch_first, args.own);
 }
 
-bool are_plain(const Tensor& t) { return is_plain_call({&t}); }
-bool are_plain(const OptionalTensor& t) { return is_plain_call({&or_undefined(t)}); }
+bool are_plain(const Tensor& t) { return are_plain_arguments({&t}); }
+bool are_plain(const OptionalTensor& t) { return are_plain(or_undefined(t)); }
 bool are_plain(TensorList list) {
   return std::all_of(list.begin(), list.end(), [](const Tensor& t) { return are_plain(t); });
+}
+
+bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_grad(); }
+bool needs_gradient(const OptionalTensor& t) { return needs_gradient(or_undefined(t)); }
+bool needs_gradient(TensorList list) {
+  return std::any_of(list.begin(), list.end(), [](const Tensor& t) { return needs_gradient(t); });
 }
 
 // PyTorch's own networks that draw no random numbers.
@@ -135,19 +144,52 @@ std::optional<Outputs<cell>> plain_dense(const DenseArgs<cell>& args) {
     return network(args.input, hx, params, has_biases, layers, 0, train, bidirectional,
                    args.batch_first);
   };
+  // States that are left out are zero. The second parameter is the matrix of the hidden state.
+  int64_t rows = layers * (bidirectional ? 2 : 1);
+  int64_t batch = args.input.size(args.batch_first ? 0 : 1);
+  auto zero = [&](int64_t width) { return at::zeros({rows, batch, width}, args.input.options()); };
   using OfState = Outputs<cell>(const Tensor&, const Tensor&, TensorList, bool, int64_t, double,
                                 bool, bool, bool);
   if constexpr (kIsLstm<cell>) {
     using OfStates = Outputs<cell>(const Tensor&, TensorList, TensorList, bool, int64_t, double,
                                    bool, bool, bool);
-    if (args.hx.size() != 2) return std::nullopt;
-    return run(static_cast<OfStates&>(at::lstm), args.hx);
+    constexpr int64_t kGates = 4;
+    std::vector<Tensor> zeros;
+    if (args.hx.empty()) zeros = {zero(params[1].size(1)), zero(params[1].size(0) / kGates)};
+    return run(static_cast<OfStates&>(at::lstm), args.hx.empty() ? TensorList(zeros) : args.hx);
   } else {
-    if (!has(args.hx)) return std::nullopt;
-    if constexpr (cell == RnnCell::gru) return run(static_cast<OfState&>(at::gru), *args.hx);
-    if constexpr (cell == RnnCell::tanh) return run(static_cast<OfState&>(at::rnn_tanh), *args.hx);
-    if constexpr (cell == RnnCell::relu) return run(static_cast<OfState&>(at::rnn_relu), *args.hx);
+    Tensor hx = has(args.hx) ? *args.hx : zero(params[1].size(1));
+    if constexpr (cell == RnnCell::gru) return run(static_cast<OfState&>(at::gru), hx);
+    if constexpr (cell == RnnCell::tanh) return run(static_cast<OfState&>(at::rnn_tanh), hx);
+    if constexpr (cell == RnnCell::relu) return run(static_cast<OfState&>(at::rnn_relu), hx);
   }
+}
+
+// Apart from run_dense, since a call that trains has another problem.
+template <RnnCell cell>
+Outputs<cell> train_dense(const DenseArgs<cell>& args) {
+  return run_dense<cell>(args);
+}
+
+// PyTorch's LSTM may keep its output for the backward. A copy may be changed in place.
+template <RnnCell cell>
+std::optional<Outputs<cell>> plain_train_dense(const DenseArgs<cell>& args) {
+  std::optional<Outputs<cell>> results = plain_dense<cell>(args);
+  if (results && kIsLstm<cell>) std::get<0>(*results) = std::get<0>(*results).clone();
+  return results;
+}
+
+// Where PyTorch's own network is decided for on a CPU, it records its own gradient. Ours would run
+// the forward again. Not where somebody looks at the calls or at what is saved for the backward,
+// such as a checkpoint, which has to see the same in each call.
+template <RnnCell cell>
+Outputs<cell> dense_with_gradient(const DenseArgs<cell>& args) {
+  bool wanted =
+      needs_gradient(args.input) || needs_gradient(args.hx) || needs_gradient(args.network.params);
+  bool is_watched = is_recording() || !SavedTensorHooks::get_tls_state().stack.empty();
+  if (!wanted || is_watched || !args.input.is_cpu()) return run_dense<cell>(args);
+  return KnownKernel<RnnProblem, train_dense<cell>, plain_train_dense<cell>>::call(args,
+                                                                                   args.own.policy);
 }
 
 template <RnnCell cell>
@@ -157,6 +199,7 @@ Outputs<cell> dense(const DenseArgs<cell>& args) {
   if (!plain || at::autocast::is_autocast_enabled(args.input.device().type())) {
     return run_dense<cell>(args);
   }
+  if (at::GradMode::is_enabled()) return dense_with_gradient<cell>(args);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   return KnownKernel<RnnProblem, run_dense<cell>, plain_dense<cell>>::call(args, args.own.policy);
 }
