@@ -73,6 +73,24 @@ def test_channels_that_are_no_multiple_of_8(
     assert rules(canonical(line.replace("f16", "f32"))) == []
 
 
+def test_savings_that_may_overlap_are_not_to_be_added() -> None:
+    late = canonical(HALF, row("aten:default", 0.01, host_ms=0.03))
+    one = hints_table(hints(late))
+    two = hints_table(
+        hints(late, canonical(HALF.replace("nhwc", "nchw"), changed_ms={"layout": 0.5}))
+    )
+    assert one.footer == "" and "may overlap" in two.footer
+
+
+def test_a_page_begins_with_what_saves_most() -> None:
+    fast, slow = row("graph:eng1", 1.8), row("aten:default", 2.0)
+    for changed_ms, first in ((1.7, "Most to gain"), (0.5, "What costs time")):
+        one = canonical(HALF.replace("nhwc", "nchw"), fast, slow, changed_ms={"layout": changed_ms})
+        page = Profile([one], make_settings("cpu")).to_html()
+        headings = [page.index(f"<h2>{name}") for name in ("Most to gain", "What costs time")]
+        assert (headings[0] < headings[1]) == (first == "Most to gain")
+
+
 def test_what_a_change_saves_is_estimated_where_it_was_tried() -> None:
     nchw = HALF.replace("nhwc", "nchw")
     (hint,) = hints(canonical(nchw, count=3, changed_ms={"layout": 0.75}))

@@ -311,8 +311,11 @@ _COLUMNS = (
 
 def hints_table(hints: Iterable[Hint]) -> Table:
     """Hints as cells."""
+    hints = list(hints)
     rows = [[hint.rule, hint.text, _gain(hint), _layers(hint), hint.change] for hint in hints]
-    return Table("What costs time", _COLUMNS, rows)
+    several = sum(hint.gain_ms is not None for hint in hints) > 1
+    note = "each saving is of this change alone; they may overlap" if several else ""
+    return Table("What costs time", _COLUMNS, rows, note)
 
 
 def _gain(hint: Hint) -> str:

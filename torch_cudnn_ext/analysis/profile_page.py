@@ -69,9 +69,16 @@ def profile_page(profile: Profile, extent: Extent, facts: Mapping[str, str], rep
     """
     found = gains(profile)
     numbers = {layer.problem: i for i, layer in enumerate(profile.layers, 1)}
-    sections = [
+    hints = profile_hints(profile)
+    first = [
         Section("Most to gain", _most_to_gain(profile, found, numbers)),
-        Section("What costs time", table_html(hints_table(profile_hints(profile)))),
+        Section("What costs time", table_html(hints_table(hints))),
+    ]
+    by_tuning = sum(gain.ms for gain in found if gain.is_clear)
+    if any(hint.gain_ms is not None and hint.gain_ms > by_tuning for hint in hints):
+        first.reverse()
+    sections = [
+        *first,
         Section("Time", _time(profile, found, numbers)),
         Section("Layers", _layers(profile, found, numbers)),
         Section("Roofline", _roofline(profile, found, numbers)),
