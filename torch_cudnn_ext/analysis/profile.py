@@ -339,9 +339,10 @@ def _changed_ms(problem: str, settings: Settings) -> dict[str, float]:
             min_samples=settings.min_samples,
             record=False,
         )
-        times = [row["median_ms"] for row in rows if row["status"] == "ok"]
-        if known := [ms for ms in times if ms is not None]:
-            found[hint.rule] = min(known)
+        changed = _layer_profile(Layer(line), line, settings.device, rows=rows)
+        best = changed.best(settings.max_workspace_bytes)
+        if best is not None and best["median_ms"] is not None:
+            found[hint.rule] = best["median_ms"]
     return found
 
 
