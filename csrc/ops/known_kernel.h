@@ -167,10 +167,6 @@ Result call_known(Result (*kernel)(const Args&), PlainKernel<Result, Args> plain
   if (watch.learn(*learnt, key.tensors(), as_list(result))) {
     bool may_be_plain = plain != nullptr && note_forms(*learnt, result);
     learnt->leads_to_default = learnt->leads_to_default && may_be_plain;
-    auto results = as_list(result);
-    bool records = std::any_of(results.begin(), results.end(),
-                               [](const Tensor& t) { return t.defined() && t.requires_grad(); });
-    learnt->leads_to_plan = learnt->leads_to_plan && !records;  // a plan records no gradients
     remember_known_call(std::move(learnt));
   }
   return result;

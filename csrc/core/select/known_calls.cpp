@@ -101,6 +101,7 @@ bool ExecutionWatch::learn_inputs(KnownCall& known,
 bool ExecutionWatch::learn_result(KnownCall& known, const at::Tensor& result) const {
   KnownCall::Result& learnt = known.results.emplace_back();
   if (!result.defined()) return true;
+  if (result.requires_grad()) return false;  // a plan records no gradient
   if (result.numel() == 0) {
     if (result.dim() > kMaxDims || !result.is_contiguous()) return false;
     learnt.kind = KnownCall::Result::Kind::empty;
