@@ -2,7 +2,8 @@
 
     python examples/tune_and_ship.py --table tuning.jsonl
 
-The second process is this script again, with ``--use``. It measures nothing.
+The second process is this script again, with ``--use``. It measures nothing but what was too noisy
+to be kept (``unstable``).
 In a clone, ``PYTHONPATH=. "$(tools/bootstrap)"`` stands for ``python``.
 """
 

@@ -76,8 +76,9 @@ class Policy:
         allow_reduced_range: Admit algorithms that narrow the range of values.
         prefer: What tuning ranks by: ``time`` is the longer of GPU time and host time;
             ``gpu_time`` is GPU time alone, for what is captured as a CUDA graph; ``memory`` is the
-            workspace, among algorithms within 5 % of the best time; ``energy`` is what the GPU
-            takes for a call, of the six fastest algorithms and PyTorch's own, on a CPU ``time``.
+            workspace, among algorithms within 5 % of the best time; ``energy`` is the energy that
+            the GPU uses for a call, measured for the six fastest algorithms and PyTorch's own. On a
+            CPU ``energy`` means ``time``.
         replay: How calls of cuDNN are recorded and repeated without cuDNN, which takes less host
             time: ``off``, as CUDA ``graphs``, or as single ``kernels``. The default is ``off``,
             since a recording captures a stream: another thread that waits for the whole device

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import functools
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,6 @@ from torch_cudnn_ext.nn import Conv2d
 
 COMPILES = {**BUDGET, "torch_compile": True}
 COMPILED = (Way.compiled, Way.compiled_graph, Way.mixed, Way.mixed_graph)
-
-
-@pytest.fixture
-def dynamo_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without Inductor, whose C++ takes a minute."""
-    eager = functools.partial(torch.compile, backend="eager")
-    monkeypatch.setattr("torch.compile", eager)
-    yield
-    torch._dynamo.reset()
 
 
 def network(fast: tce.OptimizedModel) -> nn.Module:

@@ -1,5 +1,6 @@
 """tools/bootstrap decides well: which Python, when to build, and what it says when it cannot."""
 
+import gzip
 import os
 import shutil
 import subprocess
@@ -326,4 +327,5 @@ def test_ship_measures_networks_and_keeps_one_file_a_device(checkout: Path, tmp_
     assert sum(" optimize --model inception_v3 " in line for line in measured) == 7
     assert f"store merge --winners {tmp_path}/measured --store {rankings}" in merged
     assert f"store compact --store {rankings}" in compacted
-    assert [file.name for file in device.iterdir()] == ["rankings.jsonl"]
+    (file,) = device.iterdir()
+    assert file.name == "rankings.jsonl.gz" and gzip.decompress(file.read_bytes()) == b"rows\n"

@@ -110,7 +110,7 @@ def test_what_is_shipped_is_small_and_right() -> None:
     rows = store_upkeep.holding_rows(SHIPPED)
     assert not bad
     assert good == len(rows) > 0
-    assert sum(file.stat().st_size for file in SHIPPED.rglob("*.jsonl")) < MOST_BYTES
+    assert sum(file.stat().st_size for file in SHIPPED.rglob("*.jsonl.gz")) < MOST_BYTES
     for row in rows:
         assert winners(row) == row
         assert device_of(row.entry["device"]).kind == "gpu"
@@ -122,7 +122,7 @@ def test_what_is_shipped_is_part_of_the_package() -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["torch_cudnn_ext"]
     packaged = {file for pattern in patterns for file in (root / "torch_cudnn_ext").glob(pattern)}
-    assert {*SHIPPED.rglob("*.jsonl")} <= packaged
+    assert {*SHIPPED.rglob("*.jsonl.gz")} <= packaged
 
 
 def test_a_shipped_ranking_is_found_without_a_measurement(store: Path) -> None:

@@ -1,5 +1,6 @@
 """Files of the tuning store: writers that are killed, damage, and folders that cannot be used."""
 
+import gzip
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from torch_cudnn_ext.tuning.store_files import (
     segments,
 )
 from torch_cudnn_ext.tuning.store_rows import row_line
+from torch_cudnn_ext.tuning.store_upkeep import compact
 
 CPU = "cpu/A CPU (R) @ 2/3 GHz/1 thread"
 WRITERS = 8
@@ -103,6 +105,37 @@ def test_a_segment_that_was_cut_short_is_read_anew(tmp_path: Path) -> None:
     path.write_bytes(line_of(0))
     rows.refresh()
     assert len(rows.keys()) == 1
+
+
+def test_a_compressed_segment_is_read_and_never_appended_to(tmp_path: Path) -> None:
+    folder = tmp_path / folder_name(CPU)
+    folder.mkdir(parents=True)
+    path = folder / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(line_of(0) + b"nonsense\n" + line_of(1)))
+    writer = SegmentWriter(tmp_path)
+    writer.append(CPU, line_of(2))
+    rows = rows_of(tmp_path)
+    assert [len(place.read()) for place in rows.all_places()] == [len(line_of(0)) - 1] * 3
+    assert [(one.path, one.line) for one in rows.damage] == [(path, 2)]
+    rows.refresh()
+    assert len([*rows.all_places()]) == 3
+    path.write_bytes(gzip.compress(b"".join(map(line_of, range(4, 9)))))
+    rows.refresh()
+    assert (len(rows.keys()), rows.damage) == (6, [])
+    assert compact(tmp_path) == (6, 6, 0)
+    assert len(rows_of(tmp_path).keys()) == 6 and not path.exists()
+
+
+def test_a_damaged_compressed_segment_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / folder_name(CPU)
+    folder.mkdir(parents=True)
+    path = folder / "a.jsonl.gz"
+    whole = gzip.compress(line_of(0))
+    for data in (whole[:-9], b"nonsense", whole[:20] + b"damage" + whole[26:]):
+        path.write_bytes(data)
+        with pytest.raises(OSError, match="no gzip file") as raised:
+            rows_of(tmp_path)
+        assert raised.value.filename == str(path)
 
 
 def test_a_row_is_written_again_if_its_segment_was_retired(

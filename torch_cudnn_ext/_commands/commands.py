@@ -283,7 +283,8 @@ class Optimize(Command):
     layout: str = option(
         "keep",
         "--layout",
-        "keep, contiguous, channels_last, or search for the faster of these.",
+        "keep, contiguous, channels_last, or search for the fastest: one of the last two, or in "
+        "inference the best for each layer.",
         *LAYOUTS,
         "search",
     )

@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from torch_cudnn_ext import _C, nn
 from torch_cudnn_ext._optimize.forms import UnknownForm, content_of, reason_of
-from torch_cudnn_ext._optimize.rewriting import name_of
+from torch_cudnn_ext._optimize.rewriting import name_of, names_of_targets
 from torch_cudnn_ext.nn.activated import Activated
 from torch_cudnn_ext.ops.decision import last_decision
 from torch_cudnn_ext.ops.family import family_named
@@ -125,6 +125,5 @@ def stays_ours(layer: Module) -> TypeGuard[nn.Tunable]:
 
 def targets_of(network: fx.GraphModule, layers: Iterable[str]) -> set[str]:
     """The names in a rewritten network of the modules that stand for layers of the model."""
-    names = set(layers)
-    calls = [node for node in network.graph.nodes if node.op == "call_module"]
-    return {str(node.target) for node in calls if name_of(node) in names}
+    wanted = set(layers)
+    return {target for target, name in names_of_targets(network).items() if name in wanted}

@@ -14,16 +14,18 @@ from torch.nn import Module
 from torch_cudnn_ext import nn
 from torch_cudnn_ext._optimize.compiled import targets_of
 from torch_cudnn_ext._optimize.forms import form_of, reason_of
+from torch_cudnn_ext._optimize.layouts import lay_out
 from torch_cudnn_ext._optimize.optimized import InferenceModel
 from torch_cudnn_ext._optimize.recipe import Recipe
 from torch_cudnn_ext._optimize.report import OptimizationReport
 from torch_cudnn_ext._optimize.rewriting import Facts, Rewrites, fold, fuse
 from torch_cudnn_ext._optimize.tracing import CHANGES, Traced, change_of, state_of, trace_model
 from torch_cudnn_ext._policy_text import own_text
-from torch_cudnn_ext._torch_internals import has_forward_hooks, version_of
+from torch_cudnn_ext._torch_internals import has_forward_hooks, registered_names, version_of
 from torch_cudnn_ext._workload.model_state import copied
 from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext.models.checks import eager_model
+from torch_cudnn_ext.models.classes import counterparts, exchange
 from torch_cudnn_ext.models.convert import conversion_steps, convert
 from torch_cudnn_ext.ops.family import Family, family_named
 from torch_cudnn_ext.policy import text_for_all
@@ -97,6 +99,7 @@ def make_network(
     ``state`` says what of the model its forward changes.
     """
     own = copied(plain)
+    _drop_subclasses(own)
     traced = Traced(own, {"": state}) if state else trace_model(own)
     if traced.graph is not None and example:
         try:
@@ -112,6 +115,7 @@ def make_network(
     tuned = folded if graph is None else _sharing_copy(folded)
     if isinstance(tuned, GraphModule):
         rewrites = fuse(tuned, facts, rewrites)
+        lay_out(tuned, recipe.layout, recipe.layouts)
     convert(tuned, exclude=is_left)
     recipe.untraced = traced.whole.get("", "")
     # A model has one state.
@@ -119,8 +123,29 @@ def make_network(
     set_policies(tuned.modules(), f"autotune;{recipe.policy}")
     set_policies(untuned.modules(), f"{recipe.on_new_shape};{recipe.policy}")
     report = OptimizationReport(type(plain).__name__, rewrites, traced.whole, recipe.layout)
+    report.layouts = recipe.layouts
     report.torch_compile = _reason_against_compiling(recipe, traced)
     return InferenceModel(plain, tuned, untuned, folded, recipe, report)
+
+
+def _drop_subclasses(model: Module) -> None:
+    """Make layers those of ``torch.nn`` if their own classes compute nothing else."""
+    for module in model.modules():
+        own = type(module)
+        base = next((cls for cls in own.__mro__ if cls in counterparts()), own)
+        added = {name for cls in own.__mro__[: own.__mro__.index(base)] for name in vars(cls)}
+        read = {*dir(base), *vars(module), *registered_names(module)}
+        if added and not added & read - vars(_Subclass).keys():
+            exchange(module, base)
+
+
+class _Subclass(Module):
+    """What every class has that computes nothing else than its parent."""
+
+    attribute: int
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 def _sharing_copy(network: Module) -> Module:
@@ -147,6 +172,7 @@ def make_mixed_network(fast: InferenceModel, facts: Facts) -> GraphModule:
     """The network to be compiled, as the recipe says, with the rest left to Inductor."""
     recipe, network = fast._recipe, cast("GraphModule", _sharing_copy(fast._folded))
     fuse(network, facts, fast.report.rewrites, recipe.separate)
+    lay_out(network, recipe.layout, recipe.layouts)
     left = targets_of(network, recipe.left)
     convert(network, exclude=lambda name, module: name in left or _is_compiled(module))
     set_policies(network.modules(), f"autotune;{recipe.policy}")

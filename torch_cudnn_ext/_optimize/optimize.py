@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import Module
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._optimize.compiled import LayerChoice, choices_of
 from torch_cudnn_ext._optimize.forms import sizes_of
+from torch_cudnn_ext._optimize.layouts import cheapest_layouts, conversions, may_gain
 from torch_cudnn_ext._optimize.making import (
     changed_by_run,
     digest_of,
@@ -33,7 +35,7 @@ from torch_cudnn_ext._optimize.training import optimize_training
 from torch_cudnn_ext._optimize.training_model import TrainingModel
 from torch_cudnn_ext._optimize.ways import (
     choose_way,
-    faster_of,
+    fastest_of,
     known_reason_against_graphs,
     reason_against_graphs,
     right_ways,
@@ -85,7 +87,8 @@ def optimize(
         policy: Constraints (``max_workspace``, ``deterministic``, ``backends``, …).
         layout: Of images and filters: ``keep`` leaves them as they are; ``contiguous`` and
             ``channels_last`` convert them, in training the model's own filters; ``search`` takes
-            the faster of these two.
+            the faster of these two, or for inference of a traced model the layout that was best for
+            each layer, conversions included.
         cuda_graph: Whether calls may replay CUDA graphs; ``None``: in inference.
         torch_compile: Whether ``torch.compile`` may compile the network; ``None``: in inference on
             a GPU.
@@ -149,19 +152,47 @@ def _for_inference(model: Module, options: Options, search: Search) -> Inference
     most = options.most_bytes(device_of("optimize", plain, args))
     with same_random_numbers(), ExitStack() as stack:
         stack.enter_context(preserve_model_state(plain))
-        found = _networks(plain, options.recipes(args, digest_of(plain)), args)
-        for one in found:
-            stack.enter_context(preserve_model_state(one))
-            search.tune(one, search.count(one, one._untuned))
-            one._recipe.shapes = [sizes_of(args)]
-        fast = found[0] if len(found) == 1 else _faster_of(found, args)
+
+        with preserve_model_state(plain):
+            state = changed_by_run(plain, args)
+
+        found: list[InferenceModel] = []
+
+        def make(recipes: list[Recipe]) -> None:
+            for one in _networks(plain, recipes, args, state, is_needed=not found):
+                stack.enter_context(preserve_model_state(one))
+                search.tune(one, search.note(one, one._untuned))
+                one._recipe.shapes = [sizes_of(args)]
+                found.append(one)
+
+        make(options.recipes(args, digest_of(plain)))
+        if len(found) == 2:
+            make(_of_both_layouts(found, search))
+        fast = found[0] if len(found) == 1 else _fastest_of(found, args)
         _finish(fast, search, options.max_error, most)
     fast._forget_graphs()
     return fast
 
 
-def _faster_of(found: list[InferenceModel], args: tuple[Any, ...]) -> InferenceModel:
-    return faster_of(found, samples_of_ways([(one, Way.optimized) for one in found], args))
+def _fastest_of(found: list[InferenceModel], args: tuple[Any, ...]) -> InferenceModel:
+    return fastest_of(found, samples_of_ways([(one, Way.optimized) for one in found], args))
+
+
+def _of_both_layouts(found: list[InferenceModel], search: Search) -> list[Recipe]:
+    """What a network is made by whose layers do not all have one layout; none if none may gain."""
+    contiguous, channels_last = found
+    times = search.layer_times(contiguous, channels_last)
+    if not may_gain(times):
+        return []
+    contiguous_ms = sum(one.contiguous for one in times.values())
+    is_contiguous = contiguous_ms <= sum(one.channels_last for one in times.values())
+    base = contiguous if is_contiguous else channels_last
+    network = cast("GraphModule", base._tuned)
+    conversion_ms = search.conversion_ms(base, conversions(network))
+    layouts = cheapest_layouts(network, base._recipe.layout, times, conversion_ms)
+    if len({*layouts.values()}) < 2:
+        return []
+    return [replace(base._recipe, layouts=layouts, problems=[])]
 
 
 def _finish(
@@ -182,14 +213,14 @@ def _finish(
     fast.report.problems = search.rows(fast)
 
 
-def _networks(plain: Module, recipes: list[Recipe], args: tuple[Any, ...]) -> list[InferenceModel]:
+def _networks(
+    plain: Module, recipes: list[Recipe], args: tuple[Any, ...], state: str, *, is_needed: bool
+) -> list[InferenceModel]:
     """The networks of recipes, but those whose code does not run in the recipe's layout.
 
     Raises:
-        RuntimeError: No network runs.
+        RuntimeError: No network runs, and one is needed.
     """
-    with preserve_model_state(plain):
-        state = changed_by_run(plain, args)
     found: list[InferenceModel] = []
     for recipe in recipes:
         try:
@@ -197,7 +228,7 @@ def _networks(plain: Module, recipes: list[Recipe], args: tuple[Any, ...]) -> li
             with preserve_model_state(fast):
                 fast.run(Way.optimized, *args)
         except RuntimeError:
-            if not found and recipe is recipes[-1]:
+            if is_needed and not found and recipe is recipes[-1]:
                 raise
             continue  # such as a view of pixels
         found.append(fast)

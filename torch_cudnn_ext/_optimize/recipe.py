@@ -20,7 +20,7 @@ from torch_cudnn_ext.tuning.store import held_rows
 from torch_cudnn_ext.tuning.store_rows import Row, parse_rows
 
 NEW_SHAPES = ("heuristic", "autotune")
-_FORMAT = 2
+_FORMAT = 3
 
 
 class Way(StrEnum):
@@ -68,6 +68,7 @@ class Recipe:
     Attributes:
         policy: The constraints.
         layout: Of images and filters.
+        layouts: Of layers, by name, if they do not all compute in ``layout``.
         on_new_shape: How layers select their algorithms if the sizes are not in ``shapes``.
         cuda_graph: Whether calls may replay CUDA graphs.
         torch_compile: Whether ``torch.compile`` may compile the network.
@@ -96,6 +97,7 @@ class Recipe:
     separate: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     train: bool = False
+    layouts: dict[str, str] = field(default_factory=dict)
 
     def in_layout(self, tensor: Tensor) -> Tensor:
         """A tensor of images or filters in the layout, and any other as it is."""
@@ -131,6 +133,9 @@ class Recipe:
             *_list_lines("separate", self.separate),
             *_list_lines("left", self.left),
             *_list_lines("rankings", [row.line().decode().rstrip() for row in held]),
+            "",
+            "[layouts]",
+            *(f"{toml_string(name)} = {toml_string(one)}" for name, one in self.layouts.items()),
             "",
             "[rewrites]",
         ]
@@ -198,6 +203,10 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
+def _are_layouts(value: object) -> bool:
+    return isinstance(value, dict) and all(one in LAYOUTS[1:] for one in value.values())
+
+
 def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
@@ -213,6 +222,7 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("untraced", _is_text, "a text"),
     ("layout", LAYOUTS.__contains__, f"one of {', '.join(LAYOUTS)}"),
     ("on_new_shape", NEW_SHAPES.__contains__, f"one of {', '.join(NEW_SHAPES)}"),
+    ("layouts", _are_layouts, f"a table of {' and '.join(LAYOUTS[1:])}"),
     ("cuda_graph", _is_flag, "true or false"),
     ("torch_compile", _is_flag, "true or false"),
     ("train", _is_flag, "true or false"),

@@ -44,6 +44,7 @@ class OptimizationReport:
         whole: Modules whose code was not traced, by name (``""`` is the model), and why. Their
             layers are exchanged one by one.
         layout: The layout of images and filters.
+        layouts: The layout of layers, by name, if they do not all compute in ``layout``.
         cuda_graph: Why there is no CUDA graph; empty if there is one.
         torch_compile: Why ``torch.compile`` compiles nothing; empty if it does.
         left: Layers that are PyTorch's in the version that is compiled.
@@ -79,6 +80,7 @@ class OptimizationReport:
     peak_bytes: dict[Way, int] = field(default_factory=dict)
     note: str = ""
     train: bool = False
+    layouts: dict[str, str] = field(default_factory=dict)
 
     def add_note(self, text: str) -> None:
         """Add to ``note``."""
@@ -126,6 +128,9 @@ class OptimizationReport:
             "runs": self.way.value,
             "timed": "a training step, forward and backward" if self.train else "",
             f"{ours}layout": self.layout,
+            f"{ours}other layout": ", ".join(
+                n for n, v in self.layouts.items() if v != self.layout
+            ),
             f"{ours}layers removed": str(len(done.removed) or ""),
             f"{ours}batch norms folded": str(len(done.folded) or ""),
             f"{ours}activations taken in": str(len(done.activated) or ""),

@@ -414,3 +414,11 @@ def _set(graph: fx.GraphModule, node: fx.Node, module: Module) -> None:
 def name_of(node: fx.Node) -> str:
     """The name in the model of the layer that a node calls."""
     return str(node.meta.get(_NAME, node.target))
+
+
+def names_of_targets(network: Module) -> dict[str, str]:
+    """The modules that a graph calls, with the names in the model; none if it is no graph."""
+    if not isinstance(network, fx.GraphModule):
+        return {}
+    calls = [node for node in network.graph.nodes if node.op == "call_module"]
+    return {str(node.target): name_of(node) for node in calls}

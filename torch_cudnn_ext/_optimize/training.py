@@ -33,7 +33,7 @@ from torch_cudnn_ext._optimize.tracing import same_random_numbers
 from torch_cudnn_ext._optimize.training_model import TrainingModel
 from torch_cudnn_ext._optimize.ways import (
     check_errors_known,
-    faster_of,
+    fastest_of,
     samples_of,
     settle_way,
     ways_within,
@@ -97,10 +97,10 @@ def optimize_training(
         stack.enter_context(preserve_gradients(_leaves_of_loss(base, step)))
         found, reason = _networks(base, recipes, step)
         for fast in found:
-            search.tune(fast, search.count(fast, _WithLoss(fast.untuned, step)))
+            search.tune(fast, search.note(fast, _WithLoss(fast.untuned, step)))
             fast._recipe.shapes = [sizes_of(search.args)]
         if found:
-            fast = found[0] if len(found) == 1 else _faster_of(found, step)
+            fast = found[0] if len(found) == 1 else _fastest_of(found, step)
         else:
             report = new_training_report(model, recipes[0])
             report.way, report.note = Way.plain, f"PyTorch's layers run, since {reason}"
@@ -170,11 +170,11 @@ def _preserved(network: Module) -> Iterator[None]:
         yield
 
 
-def _faster_of(found: list[TrainingModel], step: _Step) -> TrainingModel:
+def _fastest_of(found: list[TrainingModel], step: _Step) -> TrainingModel:
     with ExitStack() as stack:
         for fast in found:
             stack.enter_context(_preserved(fast))
-        return faster_of(found, samples_of([partial(step, fast) for fast in found], step.device))
+        return fastest_of(found, samples_of([partial(step, fast) for fast in found], step.device))
 
 
 @dataclass(frozen=True)

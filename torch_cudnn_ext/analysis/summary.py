@@ -20,8 +20,8 @@ from torch_cudnn_ext.analysis.tables import (
     layer_tables,
     milliseconds,
     not_profiled,
-    place_of,
     plural,
+    recorded_text,
     summary_table,
 )
 
@@ -127,10 +127,13 @@ def sentence_of(profile: Profile) -> str:
     """What the best algorithms gain over PyTorch's own, with its interval and where it is from."""
     if is_for_target(profile):
         return _of_target(profile)
-    places = dict.fromkeys(place_of(layer) for layer in profile.layers if layer.recorded)
-    if not places:
+    days: dict[str, list[str]] = {}
+    for layer in profile.layers:
+        if layer.recorded:
+            days.setdefault(layer.device, []).append(layer.recorded)
+    if not days:
         return _of_times(profile)
-    where = " and ".join(places)
+    where = " and ".join(recorded_text(*one) for one in days.items())
     return f"{where[0].upper()}{where[1:]}: {_of_times(profile)}"
 
 

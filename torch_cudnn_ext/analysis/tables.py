@@ -264,12 +264,17 @@ def clocks_of(profile: LayerProfile) -> tuple[int, int, list[str]]:
     return low, high, [*dict.fromkeys(reason for row in rows for reason in row["throttled"])]
 
 
+def recorded_text(fingerprint: str, days: Iterable[str]) -> str:
+    """Where and on which days measurements were recorded."""
+    device = device_of(fingerprint)
+    name = device.hardware.partition("/")[0]
+    version = device.version if device.cudnn is None else version_text(device.cudnn)
+    return f"recorded on {name} with cuDNN {version} on {' and '.join(sorted({*days}))}"
+
+
 def _place_of(profile: LayerProfile) -> str:
     if profile.recorded:
-        device = device_of(profile.device)
-        name = device.hardware.partition("/")[0]
-        version = device.version if device.cudnn is None else version_text(device.cudnn)
-        return f"recorded on {name} with cuDNN {version} on {profile.recorded}"
+        return recorded_text(profile.device, [profile.recorded])
     batch = f" at batch {PROXY_BATCH}" if profile.measured != profile.problem else ""
     return f"measured on {profile.device}{batch}"
 

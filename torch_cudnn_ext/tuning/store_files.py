@@ -8,15 +8,22 @@ that is killed loses at most the row that it was writing: a last line without an
 Compacting replaces segments while their processes may write on. It renames a segment before it
 reads it. A writer looks after each write whether its file still has its name. If not, the row may
 have come too late, and the writer writes it again, to a new file.
+
+A segment may be compressed (``.jsonl.gz``), as those that come with the package are. No process
+appends to such a one.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
+import gzip
 import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +31,7 @@ from torch_cudnn_ext._files import append_once, check_path, read_lines
 from torch_cudnn_ext.tuning.store_rows import DamagedRowError, Head, Key, head_of, latest_text
 
 SUFFIX = ".jsonl"
+_COMPRESSED = f"{SUFFIX}.gz"
 _RETIRED = f".retired{SUFFIX}"
 
 
@@ -60,6 +68,8 @@ class Place(NamedTuple):
 
     def read(self) -> bytes:
         """The line; raises OSError if it is no longer there."""
+        if _is_compressed(self.path):
+            return segment_data(self.path)[self.offset : self.offset + self.length]
         with self.path.open("rb") as file:
             file.seek(self.offset)
             return file.read(self.length)
@@ -135,10 +145,35 @@ def segments(folder: Path) -> dict[Path, int]:
     """
     try:
         with os.scandir(folder) as entries:
-            files = [entry for entry in entries if entry.name.endswith(SUFFIX) and entry.is_file()]
+            suffixes = SUFFIX, _COMPRESSED
+            files = [one for one in entries if one.name.endswith(suffixes) and one.is_file()]
             return {Path(entry.path): entry.stat().st_size for entry in sorted(files, key=_order)}
     except FileNotFoundError:
         return {}
+
+
+def segment_data(path: Path) -> bytes:
+    """What is in a segment.
+
+    Raises:
+        OSError: It cannot be read, or was compressed and is damaged.
+    """
+    if not _is_compressed(path):
+        return path.read_bytes()
+    return _unpacked(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _unpacked(path: Path, _changed_ns: int) -> bytes:
+    """What is in a compressed segment that was changed at this time."""
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise OSError(errno.EIO, f"no gzip file: {error}", os.fspath(path)) from error
+
+
+def _is_compressed(path: Path) -> bool:
+    return path.name.endswith(_COMPRESSED)
 
 
 def lines_of(source: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
@@ -155,7 +190,7 @@ def lines_of(source: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
     path = Path(source)
     if path.is_dir():
         files = [file for folder in device_folders(path) for file in segments(folder)]
-        read = [(file, file.read_bytes().split(b"\n")[:-1]) for file in files]
+        read = [(file, segment_data(file).split(b"\n")[:-1]) for file in files]
     else:
         read = [(path, [line.encode() for line in read_lines(path)])]
     for file, lines in read:
@@ -180,7 +215,8 @@ class FolderRows:
         self.folder = folder
         self.damage: list[Damage] = []
         self._places: dict[Key, list[Place]] = {}
-        self._read: dict[Path, tuple[int, int]] = {}  # bytes and lines of each segment
+        # The bytes and lines of each segment; of a compressed one the file's.
+        self._read: dict[Path, tuple[int, int]] = {}
 
     def refresh(self) -> None:
         """Read what was added since the last time.
@@ -189,12 +225,12 @@ class FolderRows:
             OSError: The folder or a segment cannot be read. What was read before is known.
         """
         found = segments(self.folder)
-        if any(path not in found or found[path] < read for path, (read, _) in self._read.items()):
+        if any(_is_replaced(path, read, found) for path, (read, _) in self._read.items()):
             self._places, self._read, self.damage = {}, {}, []  # it was compacted
         latest = latest_text()
         for path, size in found.items():
             if size > self._read.get(path, (0, 0))[0]:
-                self._take(path, latest)
+                self._take(path, size, latest)
 
     def places(self, key: Key) -> list[Place]:
         """The rows about a key; that which holds is the first."""
@@ -209,12 +245,10 @@ class FolderRows:
         for places in self._places.values():
             yield from places
 
-    def _take(self, path: Path, latest: bytes) -> None:
+    def _take(self, path: Path, size: int, latest: bytes) -> None:
         offset, number = self._read.get(path, (0, 0))
         try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
+            data = _data_after(path, offset)
         except FileNotFoundError:  # it was compacted just now
             return
         *lines, _ = data.split(b"\n")  # what comes after the last end is half written
@@ -229,7 +263,21 @@ class FolderRows:
                     place = Place(head, path, offset, len(line))
                     self._places.setdefault(head.key, []).append(place)
             offset += len(line) + 1
-        self._read[path] = offset, number
+        self._read[path] = size if _is_compressed(path) else offset, number
+
+
+def _is_replaced(path: Path, read: int, found: Mapping[Path, int]) -> bool:
+    """Whether a segment of which so many bytes were read is another file now, or gone."""
+    size = found.get(path, -1)
+    return size < read or (_is_compressed(path) and size != read)
+
+
+def _data_after(path: Path, offset: int) -> bytes:
+    if _is_compressed(path):
+        return segment_data(path)
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read()
 
 
 class SegmentWriter:
@@ -268,8 +316,8 @@ def new_name(suffix: str = SUFFIX) -> str:
 
 
 def retire(path: Path) -> Path | None:
-    """Rename a segment, so that its writer begins another one; ``None`` if it is gone."""
-    if path.name.endswith(_RETIRED):
+    """Rename a segment if it has a writer, who begins another one; ``None`` if it is gone."""
+    if path.name.endswith(_RETIRED) or _is_compressed(path):
         return path
     target = path.with_name(f"{path.name.removesuffix(SUFFIX)}-{time.time_ns()}{_RETIRED}")
     try:

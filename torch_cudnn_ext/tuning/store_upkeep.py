@@ -18,6 +18,7 @@ from torch_cudnn_ext.tuning.store_files import (
     lines_of,
     new_name,
     retire,
+    segment_data,
     segments,
 )
 from torch_cudnn_ext.tuning.store_rows import (
@@ -266,7 +267,7 @@ def _compact_folder(
 def _data(path: Path) -> bytes:
     """What is in a file; nothing if it was compacted just now."""
     try:
-        return path.read_bytes()
+        return segment_data(path)
     except FileNotFoundError:
         return b""
 
