@@ -32,9 +32,9 @@ Knobs of the first two groups are ``None`` if they are not set:
   environment variable separates them by colons.
 - ``store_match``: which rows of the stores serve a device. ``"same_cudnn"``, the default: those of
   the same GPU model, compute capability, number of multiprocessors and version of cuDNN; on a CPU
-  of the same model and number of threads. ``"strict"``: if also PyTorch, CUDA and the driver are
-  the same. ``"same_gpu"``: with any version of cuDNN, or number of threads. ``"any"``: of any GPU,
-  or CPU.
+  of the same model and number of threads. ``"strict"``: if also PyTorch, CUDA, the driver and the
+  GPU's power limit are the same. ``"same_gpu"``: with any version of cuDNN, or number of threads.
+  ``"any"``: of any GPU, or CPU.
 - ``verbose``: print a line for every new decision, and for every candidate that is tuned.
 - ``reserve_workspace``: memory that each GPU reserves for the workspaces of cuDNN calls, so that a
   workspace does not depend on other allocations. The value is a number of bytes, or a text such as

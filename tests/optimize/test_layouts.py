@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from optimize_helpers import BUDGET, Block, trained_like
 from torch import Tensor, fx, nn
@@ -62,6 +62,7 @@ def cost(
     return total
 
 
+@settings(deadline=None)  # the first cut imports networkx
 @given(graphs(), st.sampled_from(LAYOUTS), st.integers(0, 4))
 def test_no_other_layouts_of_layers_take_less_time(
     made: tuple[fx.GraphModule, dict[str, LayerTimes]], layout: str, each: int

@@ -15,7 +15,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "bench": (
         "bench --problems resnet50 --passes fwd,bwd --dtype f16 --channels-last",
-        "bench --modules Conv2d,BatchNorm2d",
+        "bench --modules MaxPool2d,BatchNorm2d",
         "bench --networks resnet50,vgg16 --dtype f32,bf16",
     ),
     "tune": (

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, fx
 from torch.nn import Parameter
 
+from torch_cudnn_ext._defaults import LAYOUTS
 from torch_cudnn_ext._optimize.rewriting import name_of
 from torch_cudnn_ext._workload.models import in_channels_last
 from torch_cudnn_ext._workload.problems import DTYPES
 
-CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"
+_, CONTIGUOUS, CHANNELS_LAST = LAYOUTS
 _LEAST_GAIN = 0.01  # of the layers' time; less is not worth another network
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
 

@@ -120,8 +120,8 @@ def make_network(
     recipe.untraced = traced.whole.get("", "")
     # A model has one state.
     untuned = tuned if recipe.untraced.startswith(CHANGES) else _sharing_copy(tuned)
-    set_policies(tuned.modules(), f"autotune;{recipe.policy}")
-    set_policies(untuned.modules(), f"{recipe.on_new_shape};{recipe.policy}")
+    set_policies(tuned.modules(), recipe.tuned_policy)
+    set_policies(untuned.modules(), recipe.untuned_policy)
     report = OptimizationReport(type(plain).__name__, rewrites, traced.whole, recipe.layout)
     report.layouts = recipe.layouts
     report.torch_compile = _reason_against_compiling(recipe, traced)
@@ -175,7 +175,7 @@ def make_mixed_network(fast: InferenceModel, facts: Facts) -> GraphModule:
     lay_out(network, recipe.layout, recipe.layouts)
     left = targets_of(network, recipe.left)
     convert(network, exclude=lambda name, module: name in left or _is_compiled(module))
-    set_policies(network.modules(), f"autotune;{recipe.policy}")
+    set_policies(network.modules(), recipe.tuned_policy)
     return network
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from torch_cudnn_ext._defaults import LAYOUTS
 from torch_cudnn_ext._files import read_text, toml_string, write_text
+from torch_cudnn_ext._optimize.layouts import in_layout
 from torch_cudnn_ext._optimize.rewriting import Rewrites
-from torch_cudnn_ext._workload.models import in_channels_last
 from torch_cudnn_ext.policy import text_for_all
 from torch_cudnn_ext.tuning.store import held_rows
 from torch_cudnn_ext.tuning.store_rows import Row, parse_rows
@@ -99,11 +99,19 @@ class Recipe:
     train: bool = False
     layouts: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def tuned_policy(self) -> str:
+        """The policy of layers for the sizes in ``shapes``; calls measure only if that is asked."""
+        return f"{'autotune' if self.on_new_shape == 'autotune' else 'tuned'};{self.policy}"
+
+    @property
+    def untuned_policy(self) -> str:
+        """The policy of layers for other sizes."""
+        return f"{self.on_new_shape};{self.policy}"
+
     def in_layout(self, tensor: Tensor) -> Tensor:
         """A tensor of images or filters in the layout, and any other as it is."""
-        if self.layout == "keep" or tensor.dim() not in (4, 5):
-            return tensor
-        return tensor.contiguous() if self.layout == "contiguous" else in_channels_last(tensor)
+        return tensor if self.layout == "keep" else in_layout(tensor, self.layout)
 
     def write(self, path: str | os.PathLike[str], network: str, way: Way, done: Rewrites) -> None:
         """Write a file of TOML, which also holds the rankings of the problems.

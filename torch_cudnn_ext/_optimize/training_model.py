@@ -101,10 +101,8 @@ class TrainingModel(OptimizedModel):
         if report.way is Way.optimized:
             for tensor in model.parameters():
                 tensor.data = recipe.in_layout(tensor.data)
-            # What was tuned runs. A call measures nothing unless that was asked for.
-            tuned = "autotune" if recipe.on_new_shape == "autotune" else "tuned"
-            for is_tuned, first in ((True, tuned), (False, recipe.on_new_shape)):
-                self._twins[is_tuned] = Twin(model, f"{first};{recipe.policy}")
+            policies = {True: recipe.tuned_policy, False: recipe.untuned_policy}
+            self._twins = {is_tuned: Twin(model, text) for is_tuned, text in policies.items()}
 
     @property
     def model(self) -> Module:

@@ -90,11 +90,11 @@ def profile_page(profile: Profile, extent: Extent, facts: Mapping[str, str], rep
 
 
 def _about(layers: Sequence[LayerProfile]) -> str:
-    """How many problems and calls, and one of them, which tells batch, type and layout."""
+    """How many problems and calls there are, and what the first computes with."""
     if len(layers) < 2:
         return ""
     calls = plural(sum(layer.count for layer in layers), "call")
-    return f"{len(layers)} problems in {calls}. The first is {layers[0].problem}"
+    return f"{len(layers)} problems in {calls}; batch, type and layout as in {layers[0].problem}"
 
 
 def _what(layers: Sequence[LayerProfile]) -> str:
