@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from inspect import isdatadescriptor
 from typing import Any, cast
 
 import torch
@@ -133,9 +134,12 @@ def _drop_subclasses(model: Module) -> None:
     for module in model.modules():
         own = type(module)
         base = next((cls for cls in own.__mro__ if cls in counterparts()), own)
-        added = {name for cls in own.__mro__[: own.__mro__.index(base)] for name in vars(cls)}
-        read = {*dir(base), *vars(module), *registered_names(module)}
-        if added and not added & read - vars(_Subclass).keys():
+        added = {
+            k: v for cls in own.__mro__[: own.__mro__.index(base)] for k, v in vars(cls).items()
+        }
+        read = {*dir(base), *vars(module), *registered_names(module)} - vars(_Subclass).keys()
+        # Of a property the name alone does not tell whether the parent reads it.
+        if added and not added.keys() & read and not any(map(isdatadescriptor, added.values())):
             exchange(module, base)
 
 
