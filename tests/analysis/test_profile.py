@@ -235,6 +235,7 @@ def test_the_best_of_a_network_is_for_its_layers() -> None:
     small, large = (layer for layer in twice.layers if layer.names == ["relu()"])
     small.rows.sort(key=lambda row: row["algorithm"] != "aten:default")
     large.rows.sort(key=lambda row: row["algorithm"] == "aten:default")
+    large.rows[0]["status"] = "ok"  # on a busy CPU it may be unstable
     with pytest.raises(ValueError, match="one policy does not fit: autotune fits them"):
         twice.best(layer="relu()")
 
