@@ -1,8 +1,9 @@
 """The layout of each layer: together they take the least time, conversions between them included.
 
-The layers and the tensors between them are a graph. Its cheapest cut parts the layers that compute
-contiguous tensors from those that compute channels-last ones. A cut costs the time of each layer in
-its layout, and that of each conversion of a tensor that a layer wants in the other one.
+The layers and the tensors between them are a graph. A cut of this graph splits the layers into
+those that compute contiguous tensors and those that compute channels-last ones. Its cost is the
+time of all layers in their layouts, plus the time of all conversions between the two parts. The
+cheapest cut is taken.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
+from torch.fx.passes.shape_prop import TensorMetadata
 from torch.nn import Parameter
 
 from torch_cudnn_ext._defaults import LAYOUTS
@@ -33,12 +34,17 @@ class LayerTimes:
     channels_last: float
 
 
+def total(times: Mapping[str, LayerTimes]) -> LayerTimes:
+    """The times of all layers together."""
+    contiguous = sum(one.contiguous for one in times.values())
+    return LayerTimes(contiguous, sum(one.channels_last for one in times.values()))
+
+
 def may_gain(times: Mapping[str, LayerTimes]) -> bool:
     """Whether it is faster to run each layer in its faster layout, conversions left out."""
     best = sum(min(one.contiguous, one.channels_last) for one in times.values())
-    contiguous = sum(one.contiguous for one in times.values())
-    channels_last = sum(one.channels_last for one in times.values())
-    return best < min(contiguous, channels_last) * (1 - _LEAST_GAIN)
+    whole = total(times)
+    return best < min(whole.contiguous, whole.channels_last) * (1 - _LEAST_GAIN)
 
 
 def conversions(network: fx.GraphModule) -> list[str]:
@@ -140,7 +146,7 @@ def _vertex(node: fx.Node, times: Mapping[str, LayerTimes]) -> tuple[str, str]:
 def _conversion(node: fx.Node) -> str:
     """The problem line of converting a node's result; empty if it has no layout."""
     meta = node.meta.get("tensor_meta")
-    if not isinstance(meta, torch.fx.passes.shape_prop.TensorMetadata):
+    if not isinstance(meta, TensorMetadata):
         return ""
     if len(meta.shape) not in (4, 5) or meta.dtype not in _WORDS or 0 in meta.shape:
         return ""

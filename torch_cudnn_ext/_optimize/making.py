@@ -26,7 +26,7 @@ from torch_cudnn_ext._torch_internals import has_forward_hooks, registered_names
 from torch_cudnn_ext._workload.model_state import copied
 from torch_cudnn_ext._workload.pytree import tensors_in
 from torch_cudnn_ext.models.checks import eager_model
-from torch_cudnn_ext.models.classes import counterparts, exchange
+from torch_cudnn_ext.models.classes import counterpart, exchange
 from torch_cudnn_ext.models.convert import conversion_steps, convert
 from torch_cudnn_ext.ops.family import Family, family_named
 from torch_cudnn_ext.policy import text_for_all
@@ -130,10 +130,10 @@ def make_network(
 
 
 def _drop_subclasses(model: Module) -> None:
-    """Make layers those of ``torch.nn`` if their own classes compute nothing else."""
+    """Turn a layer into one of ``torch.nn`` where its subclass changes no computation."""
     for module in model.modules():
-        own = type(module)
-        base = next((cls for cls in own.__mro__ if cls in counterparts()), own)
+        own, ours = type(module), counterpart(type(module))
+        base = own if ours is None else ours.replaces
         added = {
             k: v for cls in own.__mro__[: own.__mro__.index(base)] for k, v in vars(cls).items()
         }

@@ -15,7 +15,7 @@ from torch.nn import Module
 from torch_cudnn_ext import _C
 from torch_cudnn_ext._optimize.compiled import LayerChoice, choices_of
 from torch_cudnn_ext._optimize.forms import sizes_of
-from torch_cudnn_ext._optimize.layouts import cheapest_layouts, conversions, may_gain
+from torch_cudnn_ext._optimize.layouts import cheapest_layouts, conversions, may_gain, total
 from torch_cudnn_ext._optimize.making import (
     changed_by_run,
     digest_of,
@@ -159,7 +159,7 @@ def _for_inference(model: Module, options: Options, search: Search) -> Inference
         found: list[InferenceModel] = []
 
         def make(recipes: list[Recipe]) -> None:
-            for one in _networks(plain, recipes, args, state, is_needed=not found):
+            for one in _networks(plain, recipes, args, state):
                 stack.enter_context(preserve_model_state(one))
                 search.tune(one, search.note(one, one._untuned))
                 one._recipe.shapes = [sizes_of(args)]
@@ -184,9 +184,8 @@ def _of_both_layouts(found: list[InferenceModel], search: Search) -> list[Recipe
     times = search.layer_times(contiguous, channels_last)
     if not may_gain(times):
         return []
-    contiguous_ms = sum(one.contiguous for one in times.values())
-    is_contiguous = contiguous_ms <= sum(one.channels_last for one in times.values())
-    base = contiguous if is_contiguous else channels_last
+    whole = total(times)
+    base = contiguous if whole.contiguous <= whole.channels_last else channels_last
     network = cast("GraphModule", base._tuned)
     conversion_ms = search.conversion_ms(base, conversions(network))
     layouts = cheapest_layouts(network, base._recipe.layout, times, conversion_ms)
@@ -214,12 +213,12 @@ def _finish(
 
 
 def _networks(
-    plain: Module, recipes: list[Recipe], args: tuple[Any, ...], state: str, *, is_needed: bool
+    plain: Module, recipes: list[Recipe], args: tuple[Any, ...], state: str
 ) -> list[InferenceModel]:
     """The networks of recipes, but those whose code does not run in the recipe's layout.
 
     Raises:
-        RuntimeError: No network runs, and one is needed.
+        RuntimeError: No network runs. One of several layouts may be left out.
     """
     found: list[InferenceModel] = []
     for recipe in recipes:
@@ -228,7 +227,7 @@ def _networks(
             with preserve_model_state(fast):
                 fast.run(Way.optimized, *args)
         except RuntimeError:
-            if is_needed and not found and recipe is recipes[-1]:
+            if not found and recipe is recipes[-1] and not recipe.layouts:
                 raise
             continue  # such as a view of pixels
         found.append(fast)

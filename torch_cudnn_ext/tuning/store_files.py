@@ -68,11 +68,7 @@ class Place(NamedTuple):
 
     def read(self) -> bytes:
         """The line; raises OSError if it is no longer there."""
-        if _is_compressed(self.path):
-            return segment_data(self.path)[self.offset : self.offset + self.length]
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            return file.read(self.length)
+        return segment_data(self.path, self.offset, self.length)
 
 
 class Damage(NamedTuple):
@@ -152,15 +148,18 @@ def segments(folder: Path) -> dict[Path, int]:
         return {}
 
 
-def segment_data(path: Path) -> bytes:
-    """What is in a segment.
+def segment_data(path: Path, offset: int = 0, length: int | None = None) -> bytes:
+    """What is in a segment, from an offset on.
 
     Raises:
         OSError: It cannot be read, or was compressed and is damaged.
     """
-    if not _is_compressed(path):
-        return path.read_bytes()
-    return _unpacked(path, path.stat().st_mtime_ns)
+    if _is_compressed(path):
+        end = None if length is None else offset + length
+        return _unpacked(path, path.stat().st_mtime_ns)[offset:end]
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(length)
 
 
 @functools.lru_cache(maxsize=1)
@@ -248,7 +247,7 @@ class FolderRows:
     def _take(self, path: Path, size: int, latest: bytes) -> None:
         offset, number = self._read.get(path, (0, 0))
         try:
-            data = _data_after(path, offset)
+            data = segment_data(path, offset)
         except FileNotFoundError:  # it was compacted just now
             return
         *lines, _ = data.split(b"\n")  # what comes after the last end is half written
@@ -267,17 +266,9 @@ class FolderRows:
 
 
 def _is_replaced(path: Path, read: int, found: Mapping[Path, int]) -> bool:
-    """Whether a segment of which so many bytes were read is another file now, or gone."""
+    """Whether a segment was replaced or removed after so many bytes of it were read."""
     size = found.get(path, -1)
     return size < read or (_is_compressed(path) and size != read)
-
-
-def _data_after(path: Path, offset: int) -> bytes:
-    if _is_compressed(path):
-        return segment_data(path)
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read()
 
 
 class SegmentWriter:
