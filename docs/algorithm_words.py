@@ -62,6 +62,10 @@ WORDS: dict[str, str] = {
     "lrn legacy:precomputed_means": "cuDNN's divisive norm over space.",
     "matmul cpu:blocked": "Sums products of blocks, so that both factors stay in the cache.",
     "matmul cpu:dot": "Computes each element as one sum of products.",
+    "pool aten:taps": (
+        "A maximum without indices: one sweep over the output for each position of the window. "
+        "Needs no memory."
+    ),
     "pool cpu:taps": "One sweep over the output for each position of the window.",
     "pool cpu:unfold": "Gathers all windows into rows, and reduces the rows.",
     "pool legacy:avg": "cuDNN's average pooling; sums are averages times the count.",

@@ -299,10 +299,33 @@ def test_nan_and_infinities(device: str) -> None:
     # cuDNN's maximum of a window that is all -inf is the lowest finite number.
     pin = "fwd=aten:default" if device == "cuda" else None
     torch.testing.assert_close(ops.max_pool2d(x, (1, 2), policy=pin), wanted, equal_nan=True)
-    if device == "cpu":
-        for pin in ("cpu:taps", "cpu:unfold"):
-            got = ops.max_pool2d(x, (1, 2), policy=f"fwd={pin}")
-            torch.testing.assert_close(got, wanted, equal_nan=True)
+    for pin in ("aten:taps", *(("cpu:taps", "cpu:unfold") if device == "cpu" else ())):
+        got = ops.max_pool2d(x, (1, 2), policy=f"fwd={pin}")
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_maxima_without_indices(dims: int, device: str) -> None:
+    mine, theirs = getattr(ops, f"max_pool{dims}d"), getattr(F, f"max_pool{dims}d")
+    windows = (*WINDOWS, {"kernel_size": 2, "dilation": 3}, {"kernel_size": 3, "stride": 5})
+    for layout, view in VIEWS.items():
+        x = view(torch.randn(SIZES[dims], device=device))
+        for window in windows:
+            got = mine(x, **window, policy="max_workspace=0;fwd=aten:taps")
+            assert torch.equal(got, theirs(x, **window)), (layout, window)
+            assert torch.equal(mine(x, **window, policy="max_workspace=0"), got)
+    problem = "pool_fwd x=f32[2,3,9,9]:nchw window={} mode=max{}"
+    for window, more, wanted in (
+        (8, "", "ok"),
+        (9, "", "unsupported"),
+        (2, " train=true", "unsupported"),
+    ):
+        line = problem.format(window, more)
+        rows = _C.measure(line, device, "backends=aten", min_samples=1, record=False)
+        (row,) = (r for r in rows if r["algorithm"] == "aten:taps")
+        assert row["status"] == wanted
+        assert wanted != "ok" or (row["workspace_bytes"], row["error"]) == (0, 0)
+        assert wanted == "ok" or "at most 64 elements" in row["reason"]
 
 
 @pytest.mark.parametrize("pin", ["aten:default", "cpu:taps", "cpu:unfold"])

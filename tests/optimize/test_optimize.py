@@ -597,6 +597,14 @@ def test_a_recipe_makes_the_network_again(tmp_path: Path, device: str) -> None:
         tce.load_optimized(file, nn.Conv2d(4, 4, 3))
 
 
+def test_maxima_run_without_workspace(device: str) -> None:
+    model = nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2)).eval()
+    x = torch.randn(4, 8, 20, 20, device=device)
+    fast = tce.optimize(model, x, policy="max_workspace=0", **BUDGET)
+    check(fast, model, x)
+    assert all(min(row.by_workspace) == 0 for row in fast.report.problems)
+
+
 def test_time_against_workspace(device: str) -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 5)).eval()
     x = torch.randn(4, 8, 20, 20, device=device)

@@ -10,7 +10,7 @@ run to run), ``legacy:max_deterministic`` and ``legacy:avg`` (``cudnnPoolingForw
 ``cudnnPoolingBackward``), and the graph API's resampling engines, ``graph:eng1`` and others. They
 have no dilation and no adaptive windows of several sizes. If ceil mode adds a window, only the
 graph API's run. On the CPU there are ``cpu:taps`` and ``cpu:unfold``, and everywhere
-``aten:default``.
+``aten:default`` and, for maxima that no backward follows, ``aten:taps``.
 """
 
 import math

@@ -1,4 +1,8 @@
-// PyTorch's own pooling. A maximum leaves its indices for the backward.
+// Pooling by PyTorch's operators.
+//   default  PyTorch's own kernel; a maximum makes indices, for the backward
+//   taps     maxima without indices: one sweep over the output for each position of the window
+#include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "backends/aten/plan.h"
@@ -6,6 +10,15 @@
 
 namespace torch_cudnn_ext::aten {
 namespace {
+
+const Algorithm kTaps{"aten", "taps", {}};  // needs no memory
+constexpr int64_t kMostTaps = 64;           // each is a kernel
+
+std::vector<Candidate> all(const PoolingProblem& p, const Device& device) {
+  std::vector<Candidate> list = candidates(p, device);
+  if (p.pass == Pass::fwd && p.mode == PoolingMode::max) list.push_back({kTaps, "PyTorch"});
+  return list;
+}
 
 std::optional<int64_t> divisor_override(const PoolingProblem& p) {
   if (p.mode == PoolingMode::sum) return p.divisor;
@@ -90,8 +103,53 @@ Notes pooling_notes_of(const PoolingProblem& p, const Device& device) {
   return {Note::nondeterministic};
 }
 
+// The windows that read an element of the input at a position of theirs: `count` from `first` on.
+// The first of them reads `element`.
+struct Reach {
+  int64_t first, count, element;
+};
+
+Reach reach_of(const PoolingProblem& p, int i, int64_t position, int64_t windows) {
+  const int64_t stride = p.stride[i], offset = p.padding[i] - position * p.dilation[i];
+  const int64_t last = p.x.sizes[i + 2] - 1 + offset;
+  const int64_t first = offset > 0 ? (offset + stride - 1) / stride : 0;
+  const int64_t end = last < 0 ? 0 : std::min(windows, last / stride + 1);
+  if (first >= end) return {0, 0, 0};
+  return {first, end - first, first * stride - offset};
+}
+
+void maximum_by_taps(const PoolingProblem& p, const TensorSpec& y_spec, Bindings& b) {
+  const Tensor& x = b[Role::x];
+  const Tensor& y = output_tensor(b, Role::y, y_spec, x);
+  y.fill_(-std::numeric_limits<double>::infinity());
+  for (int64_t tap = 0; tap < p.window_volume(); ++tap) {
+    Tensor read = x, written = y;
+    int64_t rest = tap;
+    for (int i = p.spatial_dims() - 1; i >= 0; --i) {
+      auto [first, count, element] = reach_of(p, i, rest % p.window[i], y_spec.sizes[i + 2]);
+      rest /= p.window[i];
+      written = written.narrow(i + 2, first, count);
+      read = read.slice(i + 2, element, element + count * p.stride[i], p.stride[i]);
+    }
+    at::maximum_out(written, written, read);
+  }
+}
+
+BuildResult build_taps(const PoolingProblem& p, const Device& device) {
+  if (device.is_target()) return needs_device();
+  bool takes = p.pass == Pass::fwd && p.mode == PoolingMode::max && !p.train && !p.adaptive;
+  if (!takes || p.window_volume() > kMostTaps) {
+    return Unsupported{
+        c10::str("takes maxima that no backward follows, of windows of one size and "
+                 "at most ",
+                 kMostTaps, " elements")};
+  }
+  return make_plan(kTaps, {}, [p, y_spec = p.y()](Bindings& b) { maximum_by_taps(p, y_spec, b); });
+}
+
 BuildResult build_pooling_plan(const PoolingProblem& p, const Algorithm& algorithm,
                                const Device& device) {
+  if (algorithm == kTaps) return build_taps(p, device);
   if (auto reason = why_unsupported(algorithm, device)) return *reason;
   if (auto erratum = unsupported_by_erratum(p, algorithm, {}, device)) return *erratum;
   bool half = c10::isReducedFloatingType(p.x.dtype);
@@ -120,8 +178,7 @@ BuildResult build_pooling_plan(const PoolingProblem& p, const Algorithm& algorit
   });
 }
 
-const RegisterBackendOperator<PoolingProblem> pooling_registered("aten", candidates<PoolingProblem>,
-                                                                 build_pooling_plan);
+const RegisterBackendOperator<PoolingProblem> pooling_registered("aten", all, build_pooling_plan);
 
 }  // namespace
 }  // namespace torch_cudnn_ext::aten
