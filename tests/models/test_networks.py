@@ -71,7 +71,10 @@ def prepared(name: str, device: str) -> tuple[nn.Module, Tensor, Results]:
     for module in model.modules():
         if isinstance(module, _DropoutNd | torchvision.ops.StochasticDepth):
             module.eval()
-    x = torch.randint(50, (4, 6)) if name in SEQUENCES else images(name, 4)
+    if name in SEQUENCES:
+        x = torch.randint(50, (4, 6))
+    else:
+        x = images(name, 4 if MODELS[name] < 100 else 1)
     model, x = model.to(device), x.to(device)
     double = x.double() if x.is_floating_point() else x
     return model, x, results(copy.deepcopy(model).double(), double)

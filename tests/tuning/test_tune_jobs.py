@@ -213,7 +213,7 @@ def test_signals_end_all_jobs(tmp_path: Path, victim: str) -> None:
         "class Stopping:\n"
         "    def algorithm(self, done, total, text): ...\n"
         "    def problem(self, done, total, text):\n"
-        "        if done == 1:\n"
+        "        if tuning.entries():\n"  # none is kept of a problem whose times were too noisy
         + (
             "            os.killpg(0, signal.SIGINT)\n"
             if victim == "group"
