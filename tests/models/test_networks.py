@@ -74,7 +74,7 @@ def prepared(name: str, device: str) -> tuple[nn.Module, Tensor, Results]:
     if name in SEQUENCES:
         x = torch.randint(50, (4, 6))
     else:
-        x = images(name, 4 if MODELS[name] < 100 else 1)
+        x = images(name, 4 if MODELS[name] < 100 else 1)  # one large image takes seconds
     model, x = model.to(device), x.to(device)
     double = x.double() if x.is_floating_point() else x
     return model, x, results(copy.deepcopy(model).double(), double)
