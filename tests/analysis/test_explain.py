@@ -265,6 +265,13 @@ def test_times_and_workspaces(net: Net, device: str) -> None:
     assert [call["problem"] for call in data["calls"]] == [c.problem for c in explanation.calls]
 
 
+def test_a_policy_that_excludes_pytorchs_kernel(device: str) -> None:
+    model = nn.Sequential(nn.MaxPool2d(2)).to(device)
+    with enabled("max_workspace=0"):
+        (call,) = explain(model, images(device)).calls
+    assert call.op == "pool_fwd" and call.ms is not None and call.pytorch == ()
+
+
 def test_what_pytorch_runs_in_a_backward_that_reads_its_forward(device: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)).to(device)
     explanation = explain(model, images(device), train=True)

@@ -49,8 +49,8 @@ class LayerCall:
         device: Where it ran.
         policy: The policy, with all its levels merged.
         pytorch: What PyTorch itself runs for this problem: on a GPU the names of its kernels, on
-            the CPU those of its operators, longest first. Empty if not measured, or if
-            PyTorch cannot run it.
+            the CPU those of its operators, longest first. Empty if not measured, if PyTorch
+            cannot run it, or if the policy excludes it.
     """
 
     layer: str
@@ -307,7 +307,7 @@ def _kernels_of_pytorch(problem: str, device: str) -> tuple[str, ...]:
     if profiler_is_on():  # the user's, which a second one would end
         return ()
     rows = _C.candidates(problem, device, "backends=aten")
-    if not any(row["status"] == "ok" for row in rows):
+    if not any(row["algorithm"] == BASELINE and row["status"] == "ok" for row in rows):
         return ()
     info = _C.problem_info(problem)
     tensors = _C.scratch(problem, device)
