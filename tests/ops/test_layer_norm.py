@@ -290,6 +290,12 @@ def test_a_weight_of_another_size_is_refused(kind: str, device: str) -> None:
             )
 
 
+def test_no_groups_are_refused_without_data() -> None:
+    x = torch.empty(2, 4, 6, device="meta")
+    with pytest.raises(ValueError, match="groups is 0, wanted at least 1"):
+        OPS._normalize.default(x, None, None, "group", 0, 1e-5, True)
+
+
 def test_refused_statistics_are_left_alone(device: str) -> None:
     x = torch.randn(3, 4, 5, device=device)
     mean = torch.zeros(4, device=device)

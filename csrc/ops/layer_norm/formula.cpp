@@ -9,6 +9,8 @@ namespace torch_cudnn_ext::layer_norm {
 SymView view_of(LayerNormKind kind, const Tensor& input, int64_t groups) {
   if (input.dim() == 2) return {input.sym_size(0), 1, input.sym_size(1), 1};
   const SymInt& channels = input.sym_size(1);
+  TORCH_CHECK_VALUE(groups > 0, "torch_cudnn_ext::normalize: groups is ", groups,
+                    ", wanted at least 1");
   if (kind == LayerNormKind::instance) return {input.sym_size(0), channels, 1, input.sym_size(2)};
   return {input.sym_size(0), groups, channels / groups, input.sym_size(2)};
 }
