@@ -125,7 +125,9 @@ class ConvolutionAdd(Module):
         options: dict[str, Any] = {"groups": conv.groups, "z": z, "beta": 1.0}
         options["activation"] = self.activation
         tensors = (x, conv.weight, conv.bias)
-        result: Tensor = conv._run_operator(convolution, *tensors, *geometry, **options)
+        result: Tensor = conv._selecting(convolution)(
+            *tensors, *geometry, **options, policy=conv._running
+        )
         return result
 
     def _pixels(self, x: Tensor) -> list[int]:

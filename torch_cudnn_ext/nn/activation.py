@@ -21,7 +21,7 @@ class ReLU(Tunable, torch.nn.ReLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """The rectified elements; of the input's sizes."""
-        return self._run_operator(relu, input, bool(self.inplace))
+        return self._selecting(relu)(input, bool(self.inplace), policy=self._running)
 
 
 class ReLU6(Tunable, torch.nn.ReLU6):
@@ -37,7 +37,7 @@ class ReLU6(Tunable, torch.nn.ReLU6):
 
     def forward(self, input: Tensor) -> Tensor:
         """The elements clipped to 0 and 6; of the input's sizes."""
-        return self._run_operator(relu6, input, bool(self.inplace))
+        return self._selecting(relu6)(input, bool(self.inplace), policy=self._running)
 
 
 class ClippedReLU(Tunable, torch.nn.Module):
@@ -63,7 +63,9 @@ class ClippedReLU(Tunable, torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """The clipped elements; of the input's sizes."""
-        return self._run_operator(clipped_relu, input, self.ceiling, bool(self.inplace))
+        return self._selecting(clipped_relu)(
+            input, self.ceiling, bool(self.inplace), policy=self._running
+        )
 
     def extra_repr(self) -> str:
         """The ceiling, whether in place, and the policy."""
@@ -84,7 +86,7 @@ class Tanh(Tunable, torch.nn.Tanh):
 
     def forward(self, input: Tensor) -> Tensor:
         """Hyperbolic tangents; of the input's sizes."""
-        return self._run_operator(tanh, input)
+        return self._selecting(tanh)(input, policy=self._running)
 
 
 class Sigmoid(Tunable, torch.nn.Sigmoid):
@@ -100,7 +102,7 @@ class Sigmoid(Tunable, torch.nn.Sigmoid):
 
     def forward(self, input: Tensor) -> Tensor:
         """The logistic function; of the input's sizes."""
-        return self._run_operator(sigmoid, input)
+        return self._selecting(sigmoid)(input, policy=self._running)
 
 
 class ELU(Tunable, torch.nn.ELU):
@@ -116,7 +118,7 @@ class ELU(Tunable, torch.nn.ELU):
 
     def forward(self, input: Tensor) -> Tensor:
         """Exponential linear units; of the input's sizes."""
-        return self._run_operator(elu, input, self.alpha, bool(self.inplace))
+        return self._selecting(elu)(input, self.alpha, bool(self.inplace), policy=self._running)
 
 
 class SiLU(Tunable, torch.nn.SiLU):
@@ -132,4 +134,4 @@ class SiLU(Tunable, torch.nn.SiLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """``x sigmoid(x)``; of the input's sizes."""
-        return self._run_operator(silu, input, bool(self.inplace))
+        return self._selecting(silu)(input, bool(self.inplace), policy=self._running)

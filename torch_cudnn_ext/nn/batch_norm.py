@@ -30,7 +30,9 @@ class _TunableBatchNorm(Tunable, _BatchNorm):
             running = (mean, var) if keeps else (None, None)
             training = self.training or (mean is None and var is None)
             options = (training, 0.0 if momentum is None else momentum, self.eps)
-            return self._run_operator(batch_norm, input, *running, self.weight, self.bias, *options)
+            return self._selecting(batch_norm)(
+                input, *running, self.weight, self.bias, *options, policy=self._running
+            )
         except (RuntimeError, TypeError, ValueError):  # a failed batch does not count
             if batches is not None:
                 batches.sub_(1)

@@ -37,15 +37,30 @@ class _ForwardConvolution(Activated, _Convolution):
             before, after = border(name, padding, kernel, stride, dilation)  # type: ignore[arg-type]
             input = pad_after(input, before, after)
             padding = tuple(before)
-        geometry = (self.stride, padding, self.dilation)
         output: Tensor
         if not self.activates:
-            output = self._run_operator(self._operator, input, weight, bias, *geometry, self.groups)
+            output = self._selecting(self._operator)(
+                input,
+                weight,
+                bias,
+                self.stride,
+                padding,
+                self.dilation,
+                self.groups,
+                policy=self._running,
+            )
             return output
         is_batch = input.dim() == weight.dim()
         tensors = (input if is_batch else input.unsqueeze(0), weight, bias)
-        options = {"groups": self.groups, "activation": self.activation}
-        output = self._run_operator(convolution, *tensors, *geometry, **options)
+        output = self._selecting(convolution)(
+            *tensors,
+            self.stride,
+            padding,
+            self.dilation,
+            groups=self.groups,
+            activation=self.activation,
+            policy=self._running,
+        )
         return output if is_batch else output.squeeze(0)
 
 
@@ -73,8 +88,8 @@ class _TransposedConvolution(_Convolution, _ConvTransposeNd):
         assert isinstance(self.padding, tuple)  # the constructor takes no border mode
         added = output_padding(self, input, output_size)
         arguments = (self.stride, self.padding, added, self.groups, self.dilation)
-        output: Tensor = self._run_operator(
-            self._operator, input, self.weight, self.bias, *arguments
+        output: Tensor = self._selecting(self._operator)(
+            input, self.weight, self.bias, *arguments, policy=self._running
         )
         return output
 

@@ -20,12 +20,12 @@ class CrossEntropyLoss(Tunable, torch.nn.CrossEntropyLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """The loss of logits ``[N, C, *space]`` against indices or probabilities."""
-        return self._run_operator(
-            cross_entropy,
+        return self._selecting(cross_entropy)(
             input,
             target,
             self.weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
+            policy=self._running,
         )

@@ -25,4 +25,4 @@ class CTCLoss(Tunable, torch.nn.CTCLoss):
         """The loss of ``[T, N, C]`` log-probabilities against targets of class indices."""
         tensors = (log_probs, targets, input_lengths, target_lengths)
         options = (self.blank, self.reduction, self.zero_infinity)
-        return self._run_operator(ctc_loss, *tensors, *options)
+        return self._selecting(ctc_loss)(*tensors, *options, policy=self._running)

@@ -21,4 +21,6 @@ class Dropout(Tunable, torch.nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:
         """Dropout in training; the input itself in evaluation."""
-        return self._run_operator(dropout, input, self.p, self.training, bool(self.inplace))
+        return self._selecting(dropout)(
+            input, self.p, self.training, bool(self.inplace), policy=self._running
+        )

@@ -21,8 +21,8 @@ class LayerNorm(Tunable, torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """The input normalised over the last dimensions; of the input's sizes."""
-        return self._run_operator(
-            layer_norm, input, self.normalized_shape, self.weight, self.bias, self.eps
+        return self._selecting(layer_norm)(
+            input, self.normalized_shape, self.weight, self.bias, self.eps, policy=self._running
         )
 
 
@@ -39,7 +39,9 @@ class RMSNorm(Tunable, torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """The input divided by its root mean square over the last dimensions."""
-        return self._run_operator(rms_norm, x, self.normalized_shape, self.weight, self.eps)
+        return self._selecting(rms_norm)(
+            x, self.normalized_shape, self.weight, self.eps, policy=self._running
+        )
 
 
 class GroupNorm(Tunable, torch.nn.GroupNorm):
@@ -55,8 +57,8 @@ class GroupNorm(Tunable, torch.nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Groups of channels normalised; of the input's sizes."""
-        return self._run_operator(
-            group_norm, input, self.num_groups, self.weight, self.bias, self.eps
+        return self._selecting(group_norm)(
+            input, self.num_groups, self.weight, self.bias, self.eps, policy=self._running
         )
 
 
@@ -75,7 +77,7 @@ class _InstanceNorm(Tunable, torch.nn.modules.instancenorm._InstanceNorm):
         tensors = (input, self.running_mean, self.running_var, self.weight, self.bias)
         momentum = self.momentum if self.momentum is not None else 0.0
         options = (self.training or not self.track_running_stats, momentum, self.eps)
-        return self._run_operator(instance_norm, *tensors, *options)
+        return self._selecting(instance_norm)(*tensors, *options, policy=self._running)
 
 
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):

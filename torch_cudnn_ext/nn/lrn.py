@@ -40,8 +40,8 @@ class LocalResponseNorm(Tunable, torch.nn.LocalResponseNorm):
         if self.window == "torch" and any(map(_is_no_number, (self.alpha, self.beta, self.k))):
             result: Tensor = super().forward(input)
             return result
-        return self._run_operator(
-            local_response_norm, input, self.size, self.alpha, self.beta, self.k, self.window
+        return self._selecting(local_response_norm)(
+            input, self.size, self.alpha, self.beta, self.k, self.window, policy=self._running
         )
 
     def extra_repr(self) -> str:
@@ -81,8 +81,8 @@ class DivisiveNorm(Tunable):
 
     def forward(self, input: Tensor, means: Tensor | None = None) -> Tensor:
         """Elements divided by a measure of their neighbourhood; of the input's sizes."""
-        return self._run_operator(
-            divisive_norm, input, self.size, self.alpha, self.beta, self.k, means
+        return self._selecting(divisive_norm)(
+            input, self.size, self.alpha, self.beta, self.k, means, policy=self._running
         )
 
     def extra_repr(self) -> str:

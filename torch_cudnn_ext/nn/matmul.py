@@ -27,8 +27,10 @@ class Linear(Activated, torch.nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
         if not self.activates:
-            return self._run_operator(linear, input, self.weight, self.bias)
+            return self._selecting(linear)(input, self.weight, self.bias, policy=self._running)
         rows = input if input.dim() > 1 else input.unsqueeze(0)
         options: dict[str, Any] = {"transpose_b": True, "activation": self.activation}
-        output = self._run_operator(gemm, rows, self.weight, self.bias, **options)
+        output = self._selecting(gemm)(
+            rows, self.weight, self.bias, **options, policy=self._running
+        )
         return output if input.dim() > 1 else output.squeeze(0)

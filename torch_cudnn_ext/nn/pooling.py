@@ -18,9 +18,15 @@ class _Pool(Tunable):
 class _MaxPool(_Pool, pooling._MaxPoolNd):
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """The maxima of windows, and their indices if ``return_indices``."""
-        windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        result: Tensor | tuple[Tensor, Tensor] = self._run_operator(
-            self._operator, input, *windows, bool(self.return_indices)
+        result: Tensor | tuple[Tensor, Tensor] = self._selecting(self._operator)(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+            bool(self.return_indices),
+            policy=self._running,
         )
         return result
 
@@ -34,9 +40,16 @@ class _AvgPool(_Pool, pooling._AvgPoolNd):
 
     def forward(self, input: Tensor) -> Tensor:
         """The averages of windows."""
-        settings = [self.kernel_size, self.stride, self.padding, self.ceil_mode]
-        settings += [self.count_include_pad, *self._divisor()]
-        result: Tensor = self._run_operator(self._operator, input, *settings)
+        result: Tensor = self._selecting(self._operator)(
+            input,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            *self._divisor(),
+            policy=self._running,
+        )
         return result
 
     def _divisor(self) -> tuple[int | None, ...]:
@@ -47,22 +60,24 @@ class _LPPool(_Pool, pooling._LPPoolNd):
     def forward(self, input: Tensor) -> Tensor:
         """The norms of windows."""
         settings = (float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
-        result: Tensor = self._run_operator(self._operator, input, *settings)
+        result: Tensor = self._selecting(self._operator)(input, *settings, policy=self._running)
         return result
 
 
 class _AdaptiveAvgPool(_Pool, pooling._AdaptiveAvgPoolNd):
     def forward(self, input: Tensor) -> Tensor:
         """Averages of the spatial sizes ``output_size``."""
-        result: Tensor = self._run_operator(self._operator, input, self.output_size)
+        result: Tensor = self._selecting(self._operator)(
+            input, self.output_size, policy=self._running
+        )
         return result
 
 
 class _AdaptiveMaxPool(_Pool, pooling._AdaptiveMaxPoolNd):
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Maxima of the spatial sizes ``output_size``, and their indices if ``return_indices``."""
-        result: Tensor | tuple[Tensor, Tensor] = self._run_operator(
-            self._operator, input, self.output_size, bool(self.return_indices)
+        result: Tensor | tuple[Tensor, Tensor] = self._selecting(self._operator)(
+            input, self.output_size, bool(self.return_indices), policy=self._running
         )
         return result
 

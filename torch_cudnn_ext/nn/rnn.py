@@ -105,8 +105,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
         if order is None or all(state.size(1) >= order.numel() for state in states):
             states = tuple(_permuted(state, order) for state in states)
         self._check(data, batch_sizes, states)
-        y, *ends = self._run_operator(
-            _FUNCTIONS[self.mode],
+        y, *ends = self._selecting(_FUNCTIONS[self.mode])(
             data,
             states if self.mode == "LSTM" else (states[0] if states else None),
             weights,
@@ -118,6 +117,7 @@ class Recurrent(Tunable, torch.nn.RNNBase):
             self.batch_first and batch_sizes is None,
             batch_sizes=batch_sizes,
             skip_input=self.skip_input,
+            policy=self._running,
         )
         ends = [_permuted(state, order_back) for state in ends]
         if self.remember_states and not any(map(_belongs_to_mode, ends)):

@@ -21,7 +21,7 @@ class Softmax(Tunable, torch.nn.Softmax):
 
     def forward(self, input: Tensor) -> Tensor:
         """Softmax along ``dim``; of the input's sizes."""
-        return self._run_operator(softmax, input, self.dim)
+        return self._selecting(softmax)(input, self.dim, policy=self._running)
 
 
 class LogSoftmax(Tunable, torch.nn.LogSoftmax):
@@ -37,7 +37,7 @@ class LogSoftmax(Tunable, torch.nn.LogSoftmax):
 
     def forward(self, input: Tensor) -> Tensor:
         """Log-softmax along ``dim``; of the input's sizes."""
-        return self._run_operator(log_softmax, input, self.dim)
+        return self._selecting(log_softmax)(input, self.dim, policy=self._running)
 
 
 class Softmax2d(Tunable, torch.nn.Softmax2d):
@@ -59,4 +59,4 @@ class Softmax2d(Tunable, torch.nn.Softmax2d):
                 f"Softmax2d: argument input: got sizes {list(input.shape)}, "
                 "wanted 3 or 4 dimensions"
             )
-        return self._run_operator(softmax, input, -3)
+        return self._selecting(softmax)(input, -3, policy=self._running)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -233,18 +234,19 @@ class Tunable(torch.nn.Module):
         selections = {name: policy.get(name) for name in passes_of(self.family)}
         return {name: ONCE[word] for name, word in selections.items() if word in ONCE}
 
-    def _run_operator(self, operator: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-        """Call an operator under this module's policy; select first for passes that wait.
+    def _selecting(self, operator: Callable[..., T]) -> Callable[..., T]:
+        """The operator, to be called with ``policy=self._running``.
 
-        Raises:
-            TypeError: As of the operator.
-            ValueError: As of the operator.
-            RuntimeError: As of the operator.
+        While passes wait for their algorithm, the call selects first, and runs what was selected.
         """
-        if self._once:
-            pattern = pattern_of(self.training, tensors_of(arguments, keywords))
-            if pattern not in self._settled_for:
-                self._settle(pattern, operator, arguments, keywords)
+        return partial(self._select_and_run, operator) if self._once else operator
+
+    def _select_and_run(
+        self, operator: Callable[..., T], *arguments: Any, policy: str | None, **keywords: Any
+    ) -> T:
+        pattern = pattern_of(self.training, tensors_of(arguments, keywords))
+        if pattern not in self._settled_for:
+            self._settle(pattern, operator, arguments, keywords)
         return operator(*arguments, **keywords, policy=self._running)
 
     @disable_dynamo("guess_once and time_once choose at a first call in eager mode")
