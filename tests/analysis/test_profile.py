@@ -71,8 +71,9 @@ def test_columns_agree_with_each_other(measured: Profile) -> None:
 
 
 def test_good_rows_are_within_their_tolerance(measured: Profile) -> None:
-    assert len(only_layer(measured).ranked) >= 3
-    for row in only_layer(measured).ranked:
+    good = [r for r in only_layer(measured).rows if r["status"] in ("ok", "unstable")]
+    assert len(good) >= 3
+    for row in good:
         assert row["error"] is not None
         assert 1e-9 < row["error"] < 1e-6  # sums of at most 128 products in float32
         assert row["error"] <= _C.tolerance(only_layer(measured).problem, row["notes"])
