@@ -244,6 +244,7 @@ class Tunable(torch.nn.Module):
     def _select_and_run(
         self, operator: Callable[..., T], *arguments: Any, policy: str | None, **keywords: Any
     ) -> T:
+        """Call an operator by the policy after the selection, not the one before it."""
         pattern = pattern_of(self.training, tensors_of(arguments, keywords))
         if pattern not in self._settled_for:
             self._settle(pattern, operator, arguments, keywords)
