@@ -48,9 +48,10 @@ class LayerCall:
             that only its own algorithm's backward can follow, this is the time of both.
         device: Where it ran.
         policy: The policy, with all its levels merged.
-        pytorch: What PyTorch itself runs for this problem: on a GPU the names of its kernels, on
-            the CPU those of its operators, longest first. Empty if not measured, if PyTorch
-            cannot run it, or if the policy excludes it.
+        pytorch: What PyTorch itself runs for this problem, longest first. On a GPU these are the
+            names of its kernels, on the CPU those of its operators. The tuple is empty if nothing
+            was measured or a profiler was on. It is also empty if PyTorch cannot run the problem,
+            or if what `enable` or a knob says excludes PyTorch's kernel.
     """
 
     layer: str
